@@ -1,4 +1,4 @@
-"""What holds for every test of the command line."""
+"""Fixtures for every test of the command line."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A settings file in the current folder must not take part."""
+    """Keep a settings file of the current folder out of the tests."""
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Small servers for the command line to ask."""
+"""Small servers for the command line."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 class Quiet(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def serving(server: HTTPServer) -> Iterator[None]:
-    """It answers, in a thread of its own, until the end of the block."""
+    """Run the server in a thread until the end of the block."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

@@ -1,4 +1,4 @@
-"""What every command that asks a server makes of what answers there."""
+"""How commands that call a server handle its answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.cli.servers import Quiet, serving
 
 
 class FakeServer(HTTPServer):
-    """Answers as it is told."""
+    """Answers every request with the given JSON and status."""
 
     def __init__(self, answer: Any, status: int = 200) -> None:
         super().__init__(("127.0.0.1", 0), _Reply)
@@ -43,7 +43,7 @@ class _Reply(Quiet):
 
 @contextmanager
 def raw_server(words: bytes) -> Iterator[str]:
-    """A URL at which one connection is answered with these words, whatever they are."""
+    """Yield a URL at which one connection is answered with these bytes."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def answer() -> None:
@@ -60,7 +60,7 @@ def raw_server(words: bytes) -> Iterator[str]:
 
 @pytest.mark.parametrize("command", [["embed", "a"], ["chat", "a"], ["ps"]])
 def test_proxies_are_not_used_for_this_machine(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its loopback address is another one: what is told is what this machine answers."""
+    """A proxy's loopback address is another machine's, so local URLs bypass it."""
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
     server = FakeServer({"data": []})
@@ -73,7 +73,7 @@ def test_proxies_are_not_used_for_this_machine(command: list[str], monkeypatch: 
 
 @pytest.mark.parametrize("command", [["embed", "a"], ["chat", "a"], ["ps"], ["load", "m"]])
 def test_a_server_that_asks_for_a_key(command: list[str]) -> None:
-    """It speaks of headers; the command says where it takes the key from."""
+    """The server's error names headers; the command says where it takes the key from."""
     server = FakeServer({"error": {"message": "No API key was sent."}}, 401)
     with serving(server):
         result = CliRunner().invoke(app, [*command, "--url", server.url])
@@ -83,7 +83,7 @@ def test_a_server_that_asks_for_a_key(command: list[str]) -> None:
 
 @pytest.mark.parametrize("answer", [["a list"], {"data": [{}]}, {"data": None}, {}])
 def test_vectors_of_another_shape(answer: Any) -> None:
-    """One line, where a server answers what is no list of vectors."""
+    """An answer that is no list of vectors is a one-line error."""
     server = FakeServer(answer)
     with serving(server):
         result = CliRunner().invoke(app, ["embed", "--url", server.url, "--model", "m", "a"])
@@ -109,7 +109,7 @@ def test_what_does_not_speak_http(words: bytes) -> None:
     ],
 )
 def test_the_first_model_that_can(listed: Any, first: str | None) -> None:
-    """Or of which nobody says what it can."""
+    """A model without known tasks counts as able."""
     server = FakeServer({"data": listed})
     with serving(server):
         if first is not None:
@@ -121,7 +121,7 @@ def test_the_first_model_that_can(listed: Any, first: str | None) -> None:
 
 @pytest.mark.parametrize("url", ["localhost:8080", "ftp://box", "http://", "http://[::1"])
 def test_what_is_no_url(url: str) -> None:
-    """The flag is named."""
+    """The error names the flag."""
     with pytest.raises(ConfigError, match="write http://host:port"):
         ServerClient(url)
 

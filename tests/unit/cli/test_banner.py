@@ -1,4 +1,4 @@
-"""The banner: what is served, said once."""
+"""The banner: the served models, printed once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_model_is_described_by_its_facts() -> None:
 
 
 def test_of_two_defaults_the_first_counts() -> None:
-    """As requests find it."""
+    """The default is the one that requests use."""
     found = [text for label, text in banner_lines(Settings(), 8080, [card("a/b"), card("c/d")]) if label == "model"]
     assert [text.rpartition(", alias tiny, ")[2] for text in found] == [
         "default for embed",
@@ -48,25 +48,25 @@ def test_of_two_defaults_the_first_counts() -> None:
 
 
 def test_a_failed_model_is_listed() -> None:
-    """It has no facts."""
+    """A failed model has no facts."""
     found = banner(Settings(), card(state="failed", facts=None, error="no such folder"))
     assert found["model"] == "org/name  failed"
     assert "try" not in found
 
 
 def test_a_waiting_model_shows_the_reason() -> None:
-    """Its server may come at any time."""
+    """Its server may come up at any time."""
     found = banner(Settings(), card(state="loading", facts=None, note="waiting for triton://far:8001: refused"))
     assert found["model"] == "org/name  loading: waiting for triton://far:8001: refused"
 
 
 def test_a_model_that_found_no_room_sleeps() -> None:
-    """It was never loaded, so that it has no facts; the first request wakes it."""
+    """A model that was never loaded has no facts; the first request wakes it."""
     assert banner(Settings(), card(state="unloaded", facts=None, sleeping=True))["model"] == "org/name  sleeping"
 
 
 def test_without_a_model_the_next_step_is_shown() -> None:
-    """Clients may load what they want."""
+    """Clients may load models."""
     found = banner(Settings())
     assert found["model"] == "none yet: shoal load NAME --url http://127.0.0.1:8080"
     assert "try" not in found
@@ -80,7 +80,7 @@ def test_the_line_to_try_is_a_valid_command() -> None:
 
 
 def test_keys_are_counted_and_never_shown() -> None:
-    """The line to try takes the key from the environment."""
+    """The example takes the key from the environment."""
     settings = Settings(api_key=("s3cret",), host="0.0.0.0")
     found = banner(settings, card())
     assert found["auth"] == "on, 1 key"
@@ -104,12 +104,12 @@ def test_an_insecure_server_is_warned_about() -> None:
     ],
 )
 def test_the_url_is_one_to_open(host: str, expected: str) -> None:
-    """Wildcard addresses are nothing that a browser can open."""
+    """A browser cannot open wildcard addresses."""
     assert browser_url(host, 80) == expected
 
 
 def test_a_model_that_generates_has_a_line_of_its_own() -> None:
-    """Beside the one for embeddings, where it does both."""
+    """A model that does both has two lines."""
     facts = ModelFacts(source="fake", backend="fake", tasks=("embed", "generate"))
     found = banner(Settings(), card("a/b", facts=facts))
     words = shlex.split(found["chat"])

@@ -1,4 +1,4 @@
-"""`shoal chat`: in this process with the fake model, and against a small server."""
+"""`shoal chat`: in this process with the fake model, and with a small server."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ runner = CliRunner()
 ASKED = [Message(role="user", content="a?")]
 
 
-def unheard(line: str) -> None:
-    """Does not listen."""
+def ignore_note(line: str) -> None:
+    """Ignore a progress note."""
 
 
 class Upstream(ThreadingHTTPServer):
-    """Streams `events`, as they stand; keeps what it was asked."""
+    """Streams `events` unchanged, and records the requests."""
 
     daemon_threads = True
 
@@ -91,19 +91,19 @@ def upstream() -> Iterator[Upstream]:
 
 class TestHere:
     def test_only_the_answer_is_on_standard_output(self) -> None:
-        """The fake model repeats the question; figures go to standard error."""
+        """The fake model repeats the question; statistics go to standard error."""
         result = runner.invoke(app, ["chat", "fake:", "what is this", "--stats"])
         assert result.exit_code == 0, result.output
         assert result.stdout == "what is this\n"
         assert "tokens" in result.stderr
 
     def test_a_question_that_is_piped_in(self) -> None:
-        """Alone, or where - stands; the last line end is no part of it."""
+        """Standard input is used alone or for -, without its last line end."""
         assert runner.invoke(app, ["chat", "fake:"], input="from a pipe\n").stdout == "from a pipe\n"
         assert runner.invoke(app, ["chat", "fake:", "and", "-"], input="a pipe\n").stdout == "and a pipe\n"
 
     def test_most_tokens(self) -> None:
-        """An answer that was cut says so, beside the answer."""
+        """A truncated answer is reported beside the answer."""
         result = runner.invoke(app, ["chat", "--model", "fake:", "one two three", "--max-tokens", "2"])
         assert result.stdout == "one two\n"
         assert "--max-tokens" in result.stderr
@@ -115,13 +115,13 @@ class TestHere:
         assert result.stderr.splitlines()[-1].startswith("error: ")
 
     def test_a_model_that_cannot_load(self, tmp_path: Path) -> None:
-        """Its error is the command's."""
+        """The model's error is printed."""
         result = runner.invoke(app, ["chat", f"file:{tmp_path}/nowhere", "a"])
         assert result.exit_code == 1
         assert result.stderr.splitlines()[-1].startswith("error: nowhere: ")
 
     def test_a_wrong_address(self) -> None:
-        """The grammar's own message, exit code 2."""
+        """The address parser's error is printed, with exit code 2."""
         result = runner.invoke(app, ["chat", "hff:a/b", "a"])
         assert result.exit_code == 2
         assert "did you mean hf:?" in result.stderr
@@ -129,25 +129,25 @@ class TestHere:
 
 class TestArguments:
     def test_no_model(self) -> None:
-        """The default model embeds, so one has to be named."""
+        """The default model only embeds, so a model must be named."""
         result = runner.invoke(app, ["chat"], input="a")
         assert result.exit_code == 2
         assert "name a model: shoal chat MODEL" in result.stderr
 
     def test_an_empty_question(self) -> None:
-        """Said before anything is loaded."""
+        """The error comes before anything is loaded."""
         for arguments, text in ((["chat", "fake:"], ""), (["chat", "fake:", " "], None)):
             result = runner.invoke(app, arguments, input=text)
             assert result.exit_code == 1
             assert "the question is empty" in result.stderr
 
     def test_bytes_that_are_no_text(self) -> None:
-        """Bytes that are no UTF-8 reach Python as surrogates in arguments."""
+        """Arguments that are not UTF-8 reach Python as surrogates."""
         assert "not UTF-8 (byte 1)" in runner.invoke(app, ["chat", "fake:"], input=b"\xfc").stderr
         assert "not UTF-8" in runner.invoke(app, ["chat", "fake:", "\udcfc"]).stderr
 
     def test_a_conversation_needs_a_terminal_on_both_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Answers of many questions in one file would not say which is which."""
+        """Answers of several questions in one file could not be told apart."""
         from shoal.cli.chat import _read_question
 
         class Tty(io.StringIO):
@@ -163,7 +163,7 @@ class TestArguments:
 
 class TestThere:
     def test_a_server_answers(self, upstream: Upstream) -> None:
-        """Its first model that generates, with the key of the settings; only the answer is printed."""
+        """The first generative model and the configured key are used; only the answer is printed."""
         arguments = ["chat", "--url", upstream.url, "ready?", "--system", "be brief", "--temperature", "0.5", "--stats"]
         result = runner.invoke(app, arguments, env={"SHOAL_API_KEY": "k1 bulk"})
         assert result.exit_code == 0, result.output
@@ -177,7 +177,7 @@ class TestThere:
         assert upstream.keys == ["Bearer k1"] * 2
 
     def test_a_model_and_the_key_of_an_upstream(self, upstream: Upstream) -> None:
-        """/v1 at the end of the URL is as good as none."""
+        """/v1 at the end of the URL is optional."""
         arguments = ["chat", "--url", f"{upstream.url}/v1/", "--model", "m", "--max-tokens", "7", "a?"]
         result = runner.invoke(app, [*arguments, "--upstream-api-key", "other"], env={"SHOAL_API_KEY": "k1"})
         assert result.exit_code == 0, result.output
@@ -185,21 +185,21 @@ class TestThere:
         assert upstream.keys == ["Bearer other"]
 
     def test_reasoning_and_usage_are_chunks(self, upstream: Upstream) -> None:
-        """What the terminal dims, and what /stats counts."""
+        """The terminal dims reasoning, and /stats counts usage."""
         chunks = list(RemoteChat(upstream.url, "m").ask(ASKED, Sampling()))
         assert "".join(chunk.reasoning for chunk in chunks) == "Hm."
         usage = [chunk.usage for chunk in chunks if chunk.usage is not None]
         assert [(one.prompt_tokens, one.completion_tokens) for one in usage] == [(3, 5)]
 
     def test_a_server_without_models_that_chat(self, upstream: Upstream) -> None:
-        """One line that names the flag."""
+        """The error is one line that names the flag."""
         del upstream.models[1]
         result = runner.invoke(app, ["chat", "--url", upstream.url, "a"])
         assert result.exit_code == 1
         assert "has no model that can generate: name one with --model" in result.stderr
 
     def test_a_refusal_shows_the_server_s_reason(self, upstream: Upstream) -> None:
-        """Status and message."""
+        """The error has status and message."""
         result = runner.invoke(app, ["chat", "--url", upstream.url, "--model", "nobody", "a"])
         assert (result.exit_code, result.stdout) == (1, "")
         assert "answered 404: no model nobody; known: talker" in result.stderr
@@ -220,25 +220,25 @@ class TestThere:
     def test_what_goes_wrong_in_mid_stream(
         self, upstream: Upstream, event: bytes, kind: type[Exception], message: str
     ) -> None:
-        """An error event, what cannot be read, and a stream that just ends."""
+        """Error events, invalid data and truncated streams are errors."""
         upstream.events[1:] = [event]
         with pytest.raises(kind, match=message):
             list(RemoteChat(upstream.url, "m").ask(ASKED, Sampling()))
 
     def test_a_stream_that_ends_without_done(self, upstream: Upstream) -> None:
-        """A finish reason is as good."""
+        """A finish reason is enough."""
         del upstream.events[-1]
         assert list(RemoteChat(upstream.url, "m").ask(ASKED, Sampling()))[-1].usage is not None
 
     def test_what_came_before_an_error_is_printed(self, upstream: Upstream) -> None:
-        """With a line end, so that the error has a line of its own."""
+        """A line end follows it, so the error has its own line."""
         upstream.events[3:] = [b'data: {"error":{"message":"out of memory"}}\n\n']
         result = runner.invoke(app, ["chat", "--url", upstream.url, "--model", "m", "a"])
         assert (result.exit_code, result.stdout) == (1, "Sí, \n")
         assert "error: out of memory" in result.stderr
 
     def test_nothing_listens(self) -> None:
-        """The next step is in the line."""
+        """The error names the next step."""
         result = runner.invoke(app, ["chat", "--url", "http://127.0.0.1:1", "a"])
         assert result.exit_code == 1
         assert "is a server running there?" in result.stderr
@@ -251,7 +251,7 @@ class TestThere:
 
 
 class Scripted:
-    """Stands for an App: one model that says a word, and then waits for ever."""
+    """Replaces App: one model that says a word and then waits forever."""
 
     def __init__(self, *, tasks: tuple[str, ...] = ("generate",), state: str = "ready") -> None:
         facts = SimpleNamespace(tasks=tasks)
@@ -291,9 +291,9 @@ class Scripted:
 
 class TestOpened:
     def test_closing_an_answer_stops_the_model(self) -> None:
-        """While its loop lives on in a thread of its own; that ends with the context."""
+        """The model's loop keeps running in its own thread until the context ends."""
         app = Scripted()
-        with open_local_chat(app.opening(), unheard) as here:
+        with open_local_chat(app.opening(), ignore_note) as here:
             chunks = here.ask(ASKED, Sampling())
             assert next(chunks).text == "a"
             chunks.close()
@@ -310,13 +310,13 @@ class TestOpened:
         ],
     )
     def test_a_model_that_cannot_chat(self, app: Scripted, message: str) -> None:
-        """Said at once, and everything is closed."""
-        with pytest.raises(SetupError, match=message), open_local_chat(app.opening(), unheard):
+        """The error comes at once, and everything is closed."""
+        with pytest.raises(SetupError, match=message), open_local_chat(app.opening(), ignore_note):
             pytest.fail("it was opened")
         assert "shoal-chat" not in {thread.name for thread in threading.enumerate()}
 
     def test_leaving_while_it_loads(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Ctrl-C during a long load ends it, and what was opened is closed."""
+        """Ctrl-C during a long load cancels it and closes what was opened."""
         app = Scripted()
         app.loaded.clear()
 
@@ -324,12 +324,12 @@ class TestOpened:
             raise KeyboardInterrupt
 
         monkeypatch.setattr("shoal.cli._talking.Future.result", interrupted)
-        with pytest.raises(KeyboardInterrupt), open_local_chat(app.opening(), unheard):
+        with pytest.raises(KeyboardInterrupt), open_local_chat(app.opening(), ignore_note):
             pytest.fail("it was opened")
         assert "shoal-chat" not in {thread.name for thread in threading.enumerate()}
 
     def test_each_reason_of_a_wait_is_printed_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A server that is not there yet is no reason to look like a hang."""
+        """Waiting for a server must not look like a hang."""
         monkeypatch.setattr("shoal.cli._talking.POLL_INTERVAL_S", 0.001)
         app = Scripted()
         app.loaded.clear()
@@ -350,8 +350,8 @@ class TestOpened:
         ]
 
     def test_a_failure_to_close_is_no_secret(self) -> None:
-        """Though the answers were all given."""
+        """The failure is reported even after all answers."""
         app = Scripted()
         app.sticks = True
-        with pytest.raises(OSError, match="does not close"), open_local_chat(app.opening(), unheard):
+        with pytest.raises(OSError, match="does not close"), open_local_chat(app.opening(), ignore_note):
             pass

@@ -1,4 +1,4 @@
-"""The command as a whole: names, versions, help, errors and exit codes."""
+"""The whole command: names, versions, help, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAVY = ("openvino", "onnx", "onnxruntime", "numpy", "huggingface_hub", "tokeniz
 
 
 def test_version_names_what_decides_how_it_runs() -> None:
-    """Shoal, Python and the engines, one a line."""
+    """Shoal, Python and the engines are listed, one per line."""
     result = runner.invoke(app, ["--version"])
     assert result.exit_code == 0
     lines = dict(line.split(" ", 1) for line in result.stdout.splitlines())
@@ -29,7 +29,7 @@ def test_version_names_what_decides_how_it_runs() -> None:
 
 
 def test_the_command_imports_nothing_heavy() -> None:
-    """`shoal --version` answers at once because only the command that runs is imported."""
+    """`shoal --version` answers at once, since only the running command is imported."""
     code = f"import sys, shoal.cli; print([name for name in {HEAVY!r} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
@@ -37,21 +37,21 @@ def test_the_command_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name: str) -> None:
-    """Each entry of the table resolves, and its help begins with what it does."""
+    """Each entry of the table resolves, and its help starts with its purpose."""
     result = runner.invoke(app, [name, "--help"])
     assert result.exit_code == 0, result.output
     assert f"Usage: shoal {name}" in result.output or f"Usage: root {name}" in result.output
 
 
 def test_help_lists_the_commands() -> None:
-    """In the order of the table."""
+    """The commands are in the order of the table."""
     result = runner.invoke(app, ["--help"])
     places = [result.output.index(f"│ {name} ") for name in COMMANDS]
     assert places == sorted(places)
 
 
 def test_serve_has_a_flag_for_every_setting() -> None:
-    """Flag, variable and default of each row stand in the help."""
+    """The help has flag, variable and default of each setting."""
     text = " ".join(runner.invoke(app, ["serve", "--help"], env={"COLUMNS": "400"}).output.split())
     for row in SETTINGS:
         assert f" {row.flag} " in text, row.name
@@ -59,7 +59,7 @@ def test_serve_has_a_flag_for_every_setting() -> None:
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:
-    """Exit code 2, and the name is repeated."""
+    """The error repeats the name, with exit code 2."""
     result = runner.invoke(app, ["sreve"])
     assert result.exit_code == 2
     assert "sreve" in result.output
@@ -72,7 +72,7 @@ def test_an_unknown_flag_is_a_usage_error() -> None:
 
 @pytest.mark.parametrize("arguments", [["--port", "99999"], ["--precision", "fp8"], ["--max-batch-ms", "soon"]])
 def test_a_bad_value_of_a_flag_is_a_usage_error(arguments: list[str]) -> None:
-    """One line that names the flag and what would do; exit code 2."""
+    """One line names the flag and the valid values; exit code 2."""
     result = runner.invoke(app, ["config", *arguments])
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {arguments[0]}: must be ")
@@ -80,7 +80,7 @@ def test_a_bad_value_of_a_flag_is_a_usage_error(arguments: list[str]) -> None:
 
 
 def test_a_bad_variable_is_a_failure() -> None:
-    """The command line was right, so the exit code is 1; the variable is named."""
+    """The command line is correct, so the exit code is 1; the error names the variable."""
     result = runner.invoke(app, ["config"], env={"SHOAL_PORT": "eighty"})
     assert result.exit_code == 1
     assert result.stderr.startswith("error: SHOAL_PORT: must be a whole number")
@@ -99,7 +99,7 @@ def test_an_interrupt_is_130_without_a_traceback(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was not raised on purpose is not dressed up as the user's mistake."""
+    """An unexpected exception is not shown as a usage error."""
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError
@@ -119,7 +119,7 @@ def test_main_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 class TestConfig:
     def test_json_holds_values_and_sources(self, tmp_path: Path) -> None:
-        """The file of the folder takes part, flags win, keys are masked."""
+        """The folder's file counts, flags win, and keys are masked."""
         (tmp_path / "shoal.toml").write_text('max_inputs = 7\nport = 1\n[models."m"]\nbackends = ["fake:"]\n')
         result = runner.invoke(app, ["config", "--json", "--port", "2", "--api-key", "abc"], env={"SHOAL_STREAMS": "3"})
         found = json.loads(result.stdout)
@@ -132,7 +132,7 @@ class TestConfig:
         assert found["models"]["value"] == ["m=fake:"]
 
     def test_the_table_shows_every_setting(self, tmp_path: Path) -> None:
-        """Name, value and source, tables of models included."""
+        """Name, value and source are shown, including tables of models."""
         file = tmp_path / "other.toml"
         file.write_text('[models."m"]\nbackends = ["fake:"]\nmax_batch_size = 9\n')
         result = runner.invoke(app, ["config", "--config", str(file), "--no-truncate"], env={"COLUMNS": "300"})
@@ -142,7 +142,7 @@ class TestConfig:
         assert rows['models."m".max_batch_size'] == ["9", str(file)]
 
     def test_a_preset_and_its_variables_are_sources(self) -> None:
-        """`--as` shows what the other server's environment comes to."""
+        """`--as` shows the settings from the other server's environment."""
         environ = {"TRITON_SERVER_URL": "http://t", "COLUMNS": "300"}
         result = runner.invoke(app, ["config", "--as", "triton-grpc-proxy"], env=environ)
         rows = {line.split()[0]: line.strip().split(maxsplit=2)[1:] for line in result.stdout.splitlines()}
@@ -156,7 +156,7 @@ class TestConfig:
         assert found["settings"]["port"] == {"value": 8686, "source": "preset inference-server"}
 
     def test_an_unknown_preset_is_a_usage_error(self) -> None:
-        """The line lists what exists."""
+        """The error lists the presets."""
         result = runner.invoke(app, ["serve", "--as", "nothing-like-it"])
         assert result.exit_code == 2
         assert result.stderr == (
@@ -165,7 +165,7 @@ class TestConfig:
         )
 
     def test_warnings_go_to_standard_error(self) -> None:
-        """Standard output stays what the reader asked for."""
+        """Standard output has only the requested data."""
         result = runner.invoke(app, ["config", "--json"], env={"SHOAL_MAX_BATCHSIZE": "3"})
         assert "warning: SHOAL_MAX_BATCHSIZE is not a setting" in result.stderr
         json.loads(result.stdout)

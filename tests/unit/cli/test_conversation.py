@@ -1,4 +1,4 @@
-"""A conversation without a terminal: turns, commands, messages of several lines, figures of a reply."""
+"""A conversation without a terminal: turns, commands, multi-line messages, statistics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PLAIN = st.text(st.characters(exclude_characters='\n"', exclude_categories=["Cs"
 
 class TestConversation:
     def test_the_history_precedes_the_question(self) -> None:
-        """The system message first; a question is no turn until it is answered."""
+        """The system message comes first; a question is part of the history once answered."""
         talk = Conversation("be brief")
         assert [(one.role, one.content) for one in talk.build_messages("a?")] == [
             ("system", "be brief"),
@@ -25,7 +25,7 @@ class TestConversation:
         assert found == [("system", "be brief"), ("user", "a?"), ("assistant", "a."), ("user", "b?")]
 
     def test_undo_takes_back_question_and_answer(self) -> None:
-        """One pair at a time, and nothing when there is none."""
+        """Each undo removes one pair, or nothing if there is none."""
         talk = Conversation()
         talk.add_turn("a?", "a.")
         talk.add_turn("b?", "b.")
@@ -35,7 +35,7 @@ class TestConversation:
         assert not talk.undo()
 
     def test_clear_keeps_the_system_message(self) -> None:
-        """It is who the model is, not what was said."""
+        """The system message is not part of the history."""
         talk = Conversation("be brief")
         talk.add_turn("a?", "a.")
         talk.clear()
@@ -58,25 +58,25 @@ class TestCommand:
         ],
     )
     def test_a_line_that_is_a_slash_and_a_word(self, text: str, found: tuple[str, str] | None) -> None:
-        """Paths and text with a slash somewhere are for the model."""
+        """Paths, and text with a slash elsewhere, are sent to the model."""
         assert parse_command(text) == found
 
     def test_all_in_the_list_are_commands(self) -> None:
-        """Each by its own name."""
+        """Each is found by its own name."""
         assert {name: parse_command(f"/{name}") for name in COMMANDS} == {name: (name, "") for name in COMMANDS}
 
 
 class TestLines:
     @given(PLAIN.filter(str.strip))
     def test_a_line_is_a_message(self, line: str) -> None:
-        """As it was typed."""
+        """The line is sent as typed."""
         lines = MessageReader()
         assert lines.push(line) == line
         assert not lines.unfinished
 
     @given(st.lists(PLAIN, min_size=1, max_size=5).filter(lambda rows: "".join(rows).strip()), st.booleans())
     def test_between_quotes_lines_are_joined(self, rows: list[str], own_lines: bool) -> None:
-        """Whether the quotes have lines of their own or not; the reader knows all the while that it goes on."""
+        """The quotes may be on their own lines; the reader knows that the message continues."""
         text = "\n".join(rows)
         typed = (f'"""\n{text}\n"""' if own_lines else f'"""{text}"""').split("\n")
         lines = MessageReader()
@@ -88,13 +88,13 @@ class TestLines:
 
     @pytest.mark.parametrize("line", ["", "   ", '""""""', '"""  """'])
     def test_nothing_is_no_message(self, line: str) -> None:
-        """An empty line asks nothing."""
+        """An empty line is ignored."""
         lines = MessageReader()
         assert lines.push(line) is None
         assert not lines.unfinished
 
     def test_what_is_unfinished_can_be_dropped(self) -> None:
-        """The next line begins anew."""
+        """The next line starts a new message."""
         lines = MessageReader()
         lines.push('"""half')
         lines.drop()
@@ -107,7 +107,7 @@ class TestReply:
         return Reply(lambda: next(ticks))
 
     def test_the_speed_is_that_after_the_first_token(self) -> None:
-        """The wait for the first one is told beside it; tokens as the model's usage counts them."""
+        """The time to the first token is separate; tokens are those of the usage."""
         reply = self.reply(10.0, 10.5, 11.5)
         for chunk in (Chunk(), Chunk(reasoning="hm"), Chunk(text="a b"), Chunk(finish_reason="length")):
             reply.add(chunk)
@@ -116,14 +116,14 @@ class TestReply:
         assert (reply.text, reply.finish_reason) == ("a b", "length")
 
     def test_without_usage_its_pieces_are_counted(self) -> None:
-        """And called so."""
+        """They are labeled as pieces."""
         reply = self.reply(0.0, 1.0, 1.5)
         reply.add(Chunk(text="a"))
         reply.add(Chunk(text="b"))
         assert reply.stats() == "2 pieces, 2.0 per second, first token after 1.00 s"
 
     def test_a_reply_of_one_token_has_no_speed(self) -> None:
-        """Nor has one that never came."""
+        """An empty reply has none either."""
         reply = self.reply(0.0, 1.0)
         assert reply.stats() == "no reply yet"
         reply.add(Chunk(text="a"))
@@ -132,7 +132,7 @@ class TestReply:
 
 @given(st.text())
 def test_a_terminal_is_sent_no_control_characters(text: str) -> None:
-    """What a model writes must not move the cursor, set a title or ring; words, lines and tabs stay as they are."""
+    """A model's text must not move the cursor, set a title or ring; words, lines and tabs stay."""
     shown = strip_control(text)
     assert not any(character in shown for character in "\x1b\x07\x08\r\x7f\x9b\x00")
     assert strip_control("a\tb\nc ü 🐟") == "a\tb\nc ü 🐟"

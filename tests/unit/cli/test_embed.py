@@ -1,4 +1,4 @@
-"""`shoal embed`: in this process with the fake model, and against a small server."""
+"""`shoal embed`: in this process with the fake model, and with a small server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def expected(*words: str, dimension: int = 32) -> Any:
 
 
 class Upstream(HTTPServer):
-    """Answers every text with its length, and keeps what it was asked."""
+    """Answers every text with its length, and records the requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Reply)
@@ -42,7 +42,7 @@ class Upstream(HTTPServer):
 
 
 def _length(item: Any) -> int:
-    """Of a text, whole or in an object; of a picture the number of its bytes."""
+    """Return the length of a text, plain or in an object; of a picture the number of bytes."""
     if isinstance(item, str):
         return len(item)
     ((kind, value),) = item.items()
@@ -96,7 +96,7 @@ class TestHere:
         assert np.allclose(json.loads(result.stdout), [expected("a", "b"), expected("c")])
 
     def test_standard_input_is_one_text_a_line(self, tmp_path: Path) -> None:
-        """The vectors also go to a file as NumPy reads them."""
+        """The vectors are also written to a file in NumPy format."""
         result = runner.invoke(app, ["embed", "--model", "fake:", "-o", "out.npy"], input="a b\nc\n")
         assert (result.exit_code, result.stdout) == (0, "")
         found = np.load(tmp_path / "out.npy", allow_pickle=False)
@@ -104,7 +104,7 @@ class TestHere:
         assert np.allclose(found, [expected("a", "b"), expected("c")])
 
     def test_only_line_ends_end_lines(self) -> None:
-        """A text may hold every other kind of break; CR LF is one end, and the last line needs none."""
+        """Other line separators are part of a text; CR LF is one end, and the last line needs none."""
         breaks = "\u2028 \u2029 \x85 \x0b \x0c \x1c \x1d \x1e \r x"
         result = runner.invoke(app, ["embed", "--model", "fake:"], input=f"a b\r\n{breaks}\nc".encode())
         assert result.exit_code == 0, result.output
@@ -120,14 +120,14 @@ class TestHere:
     )
     @pytest.mark.parametrize("there", [[], ["--url", "http://127.0.0.1:1"]])
     def test_lines_that_can_have_no_vector_are_named(self, data: bytes, line: str, there: list[str]) -> None:
-        """Before a model is loaded or a server asked, and the same for both."""
+        """The error comes before a model is loaded or a server called, and is the same for both."""
         result = runner.invoke(app, ["embed", "--model", "fake:", *there], input=data)
         assert (result.exit_code, result.stdout) == (1, "")
         assert result.stderr.startswith(f"error: {line}")
 
     @pytest.mark.parametrize(("text", "reason"), [("", "is empty and has no vector"), ("\udcfc", "is not UTF-8")])
     def test_arguments_that_can_have_no_vector_are_named(self, text: str, reason: str) -> None:
-        """By their place; a wrong command line is exit code 2. Bytes that are no UTF-8 reach Python as surrogates."""
+        """The error has the position and exit code 2. Bytes that are not UTF-8 reach Python as surrogates."""
         result = runner.invoke(app, ["embed", "--model", "fake:", "a", text])
         assert result.exit_code == 2
         assert result.stderr.startswith(f"error: text 2 {reason}")
@@ -139,33 +139,33 @@ class TestHere:
         assert np.allclose(json.loads(result.stdout), [expected(word) for word in words])
 
     def test_fields_of_the_request_are_passed_on(self, tmp_path: Path) -> None:
-        """`--dimensions` cuts; .json files hold what the terminal would show."""
+        """`--dimensions` truncates; .json files contain what the terminal would show."""
         result = runner.invoke(app, ["embed", "--model", "fake:", "a", "--dimensions", "4", "-o", "out.json"])
         assert result.exit_code == 0, result.output
         assert len(json.loads((tmp_path / "out.json").read_text())[0]) == 4
 
     def test_a_model_that_cannot_load_is_one_line(self, tmp_path: Path) -> None:
-        """Its error is the command's, exit code 1."""
+        """The model's error is printed, with exit code 1."""
         result = runner.invoke(app, ["embed", "--model", f"file:{tmp_path}/nowhere", "a"])
         assert result.exit_code == 1
         (line,) = result.stderr.splitlines()
         assert line.startswith("error: nowhere: ")
 
     def test_a_wrong_address_is_a_usage_error(self) -> None:
-        """The grammar's own message, exit code 2."""
+        """The address parser's error is printed, with exit code 2."""
         result = runner.invoke(app, ["embed", "--model", "hff:a/b", "a"])
         assert result.exit_code == 2
         assert "did you mean hf:?" in result.stderr
 
     def test_servers_without_a_name(self) -> None:
-        """Refused before anything is loaded, with what to write."""
+        """The error comes before anything is loaded, with the correct form."""
         result = runner.invoke(app, ["embed", "--model", "tei+http://a:80,tei+http://b:80", "a"])
         assert result.exit_code == 1
         assert result.stderr.startswith("error: tei+http://a:80,tei+http://b:80: name the model on these servers: ")
         assert "NAME=tei+http://a:80,..." in result.stderr
 
     def test_no_text_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Empty input is said; a terminal is not waited for in silence."""
+        """Empty input is an error; the command does not wait silently for a terminal."""
         assert "standard input is empty" in runner.invoke(app, ["embed", "--model", "fake:"], input="").stderr
 
         class Terminal(io.StringIO):
@@ -180,13 +180,13 @@ class TestHere:
             _read_lines()
 
     def test_only_known_kinds_of_files(self) -> None:
-        """Found before any work is done."""
+        """The error comes before any work."""
         result = runner.invoke(app, ["embed", "a", "-o", "out.csv"])
         assert result.exit_code == 2
         assert "name a .npy or a .json file" in result.stderr
 
     def test_a_file_that_cannot_be_written(self) -> None:
-        """One line with the reason."""
+        """The error is one line with the reason."""
         result = runner.invoke(app, ["embed", "--model", "fake:", "a", "-o", "no/such/folder.npy"])
         assert result.exit_code == 1
         assert "cannot be written: No such file or directory" in result.stderr
@@ -194,7 +194,7 @@ class TestHere:
 
 class TestThere:
     def test_a_server_answers(self, upstream: Upstream) -> None:
-        """With the key of the settings, in chunks, floats as base64."""
+        """Requests carry the configured key, in chunks, with base64 floats."""
         place = f"http://127.0.0.1:{upstream.server_port}/"
         texts = ["x" * (1 + number % 7) for number in range(700)]
         arguments = ["embed", "--url", place, "--model", "m", "--input-type", "query"]
@@ -208,7 +208,7 @@ class TestThere:
         assert "dimensions" not in upstream.requests[0]
 
     def test_without_a_model_the_first_one_is_used(self, upstream: Upstream) -> None:
-        """The server's own list says which that is; every request carries the bare key, without its class."""
+        """The server's list decides; every request carries the bare key, without its class."""
         place = f"http://127.0.0.1:{upstream.server_port}"
         result = runner.invoke(app, ["embed", "--url", place, "ab"], env={"SHOAL_API_KEY": "k1 bulk"})
         assert result.exit_code == 0, result.output
@@ -216,21 +216,21 @@ class TestThere:
         assert upstream.keys == ["Bearer k1"] * 2
 
     def test_a_server_without_models(self, upstream: Upstream) -> None:
-        """One line that names the flag, exit code 1."""
+        """One line names the flag; exit code 1."""
         upstream.models.clear()
         result = runner.invoke(app, ["embed", "--url", f"http://127.0.0.1:{upstream.server_port}", "ab"])
         assert result.exit_code == 1
         assert "has no model that can embed: name one with --model" in result.stderr
 
     def test_a_refusal_shows_the_server_s_reason(self, upstream: Upstream) -> None:
-        """Status and message, exit code 1."""
+        """The error has status and message, with exit code 1."""
         place = f"http://127.0.0.1:{upstream.server_port}"
         result = runner.invoke(app, ["embed", "--url", place, "--model", "nobody", "a"])
         assert result.exit_code == 1
         assert "answered 404: no model nobody; known: all" in result.stderr
 
     def test_nothing_listens(self, upstream: Upstream) -> None:
-        """The next step is in the line."""
+        """The error names the next step."""
         result = runner.invoke(app, ["embed", "--url", "http://127.0.0.1:1", "a"])
         assert result.exit_code == 1
         assert "is a server running there?" in result.stderr
@@ -243,7 +243,7 @@ def seen(data: bytes) -> Any:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, bytes]:
-    """In the current folder."""
+    """Create files in the current folder."""
     found = {f"{colour}.png": file_of(colour) for colour in ("red", "green", "blue")}
     for name, data in found.items():
         (tmp_path / name).write_bytes(data)
@@ -262,14 +262,15 @@ class TestPictures:
         ],
     )
     def test_texts_come_first(self, files: dict[str, bytes], words: list[str]) -> None:
-        """Whatever stands where; a flag takes all words up to the next, as a shell writes out *.png."""
+        """Texts precede pictures in any order of arguments; a flag takes all words up to the next one, as from
+        *.png."""
         result = runner.invoke(app, ["embed", "--model", "fake:images=1", *words])
         assert result.exit_code == 0, result.output
         right = [expected("a", "b"), seen(files["red.png"]), seen(files["green.png"])]
         assert np.allclose(json.loads(result.stdout), right)
 
     def test_pictures_alone(self, files: dict[str, bytes]) -> None:
-        """Standard input is not read for texts; where it is named it is a picture."""
+        """Standard input is not read for texts; if named, it is a picture."""
         result = runner.invoke(app, ["embed", "--model", "fake:images=1", "--image", "red.png"], input="a\n")
         assert np.allclose(json.loads(result.stdout), [seen(files["red.png"])])
         words = ["embed", "--model", "fake:images=1", "--image", "red.png", "-", "blue.png"]
@@ -290,7 +291,7 @@ class TestPictures:
     def test_files_that_are_none_are_named(
         self, files: dict[str, bytes], name: str, line: str, there: list[str], tmp_path: Path
     ) -> None:
-        """Before a model is loaded or a server asked."""
+        """The error comes before a model is loaded or a server called."""
         (tmp_path / "notes.txt").write_text("notes")
         result = runner.invoke(app, ["embed", "--model", "fake:", *there, "--image", "red.png", name], input="text")
         assert (result.exit_code, result.stdout) == (1, "")
@@ -309,7 +310,7 @@ class TestPictures:
             check_images(["-"])
 
     def test_a_flag_without_a_file(self) -> None:
-        """Wrong usage."""
+        """It is a usage error."""
         result = runner.invoke(app, ["embed", "a", "--image"])
         assert result.exit_code == 2
         assert "requires an argument" in result.stderr
@@ -320,7 +321,7 @@ class TestPictures:
         assert result.stderr.startswith("error: the model 'fake' accepts only text: send text, or name a model")
 
     def test_a_server_is_sent_the_files(self, files: dict[str, bytes], upstream: Upstream) -> None:
-        """Their bytes, never their names; texts in the same list are objects too."""
+        """The files' bytes are sent, never their names; texts in the same list are objects too."""
         place = f"http://127.0.0.1:{upstream.server_port}"
         words = ["embed", "--url", place, "--model", "m", "ab", "--image", "red.png", "blue.png"]
         result = runner.invoke(app, words)
@@ -332,7 +333,7 @@ class TestPictures:
     def test_a_request_holds_so_many_bytes(
         self, files: dict[str, bytes], upstream: Upstream, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A server takes bodies of some size; the rows stay in order."""
+        """Requests stay below the server's body limit, and the rows stay in order."""
         monkeypatch.setattr("shoal.cli.embed._REMOTE_CHUNK_BYTES", len(files["red.png"]) + 1)
         place = f"http://127.0.0.1:{upstream.server_port}"
         words = ["a", "bb", "--image", "red.png", "green.png", "blue.png"]
@@ -345,7 +346,7 @@ class TestPictures:
     def test_a_broken_picture_is_named(
         self, files: dict[str, bytes], upstream: Upstream, before: list[str], tmp_path: Path
     ) -> None:
-        """By its file, also where it was the only one of the request."""
+        """The error names the file, also for a single picture."""
         (tmp_path / "broken.png").write_bytes(BROKEN)
         place = f"http://127.0.0.1:{upstream.server_port}"
         words = ["embed", "--url", place, "--model", "m", "--image", *before, "broken.png"]

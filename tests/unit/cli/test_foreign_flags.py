@@ -1,4 +1,4 @@
-"""Flags of the servers that presets stand for, on Shoal's own command line."""
+"""Flags of the servers that presets replace, on Shoal's command line."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def shown(*words: str) -> Any:
 
 @pytest.mark.parametrize("words", [("--triton_http_host", "10.0.0.5"), ("--triton_http_host=10.0.0.5",)])
 def test_they_are_read_under_their_preset(words: tuple[str, ...]) -> None:
-    """Before and after it, in both forms, beside Shoal's own."""
+    """They work before and after it, in both forms, beside Shoal's own flags."""
     for line in ((*words, "--as", "triton-openai"), ("--as", "triton-openai", *words, "--port", "9000")):
         assert shown(*line)["models"] == {"value": ["triton://10.0.0.5:8001"], "source": "--triton_http_host"}
 
 
 def test_addresses_may_stand_between() -> None:
-    """What is named goes before what a flag says."""
+    """A positional address wins over a flag."""
     found = shown("--as", "triton-openai", "--triton_http_host", "h", "triton://other:9001", "--verbose", "True")
     assert found["models"]["value"] == ["triton://other:9001"]
     assert found["settings"]["log_level"] == {"value": "debug", "source": "--verbose"}
@@ -36,21 +36,21 @@ def test_addresses_may_stand_between() -> None:
 
 @pytest.mark.parametrize("flag", FLAGS)
 def test_without_the_preset_the_error_names_it(flag: str) -> None:
-    """The command line is at fault: exit code 2."""
+    """It is a usage error with exit code 2."""
     result = runner.invoke(app, ["config", flag, "1"])
     assert result.exit_code == 2
     assert f"{flag} is a flag of {FLAGS[flag].name}: add --as {FLAGS[flag].name}" in " ".join(result.output.split())
 
 
 def test_the_help_is_about_shoal_s_own() -> None:
-    """No name of another server's."""
+    """Flags of other servers are not listed."""
     text = runner.invoke(app, ["serve", "--help"], env={"COLUMNS": "400"}).output
     assert "--default-max-tokens" in text
     assert not [flag for flag in FLAGS if f"{flag} " in text]
 
 
 def test_other_commands_do_not_know_them() -> None:
-    """Presets are about serving."""
+    """Presets apply to serving only."""
     result = runner.invoke(app, ["embed", "--triton_http_host", "h", "text"])
     assert result.exit_code == 2
     assert "No such option" in result.output

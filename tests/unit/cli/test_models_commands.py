@@ -1,4 +1,4 @@
-"""`shoal pull`, `list`, `show` and `rm` as they are typed."""
+"""`shoal pull`, `list`, `show` and `rm` on the command line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shoal(home: Path, monkeypatch: pytest.MonkeyPatch) -> Shoal:
-    """Run the command line with a store of its own and no settings file."""
+    """Run the command line with its own store and no settings file."""
     monkeypatch.chdir(home.parent)
     environment = {"SHOAL_HOME": str(home), "SHOAL_CONFIG": None, "SHOAL_OFFLINE": None, "NO_COLOR": "1"}
 
@@ -87,7 +87,7 @@ def put(home: Path) -> Callable[..., StoredModel]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A local model, a converter that costs nothing, and no engine to verify with."""
+    """A local model, a converter without cost, and no engine to verify with."""
 
     def choose(engine: str) -> str:
         raise MissingExtra("an engine", "local")
@@ -128,7 +128,7 @@ def test_pull_errors_are_one_line_with_the_next_step(shoal: Shoal, home: Path) -
 
 
 def test_list_is_a_table(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
-    """One line a model, newest first, with name, id, size and age; an exact revision is part of the name."""
+    """One line per model, newest first, with name, id, size and age; an exact revision is part of the name."""
     put("org/old@v1")
     stored = put(
         "org/a-model-with-quite-a-long-name-that-no-pipe-may-ever-cut-or-fold-" + "x" * 30, created=1_800_000_000
@@ -142,7 +142,7 @@ def test_list_is_a_table(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
 
 
 def test_list_as_json(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
-    """--json gives programs the same, in bytes and ISO time; an empty store is an empty list."""
+    """--json has the same data in bytes and ISO time; an empty store is an empty list."""
     assert json.loads(shoal("list", "--json").stdout) == []
     stored = put("org/tiny")
     (entry,) = json.loads(shoal("list", "--json").stdout)
@@ -154,7 +154,7 @@ def test_list_as_json(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
 
 @pytest.mark.parametrize("name", ["org/tiny", "hf:org/tiny"])
 def test_show_finds_a_model_by_name_and_address(shoal: Shoal, put: Callable[..., StoredModel], name: str) -> None:
-    """What the files say of the model, for people and for programs."""
+    """The model's facts, as text and as JSON."""
     put("org/tiny", verification=Verdict("the graph agrees", 0.9999))
     shown = shoal("show", name).stdout
     for part in ("query: ", "22713216", "2 kB", "the graph agrees", "built from config.json"):
@@ -164,7 +164,7 @@ def test_show_finds_a_model_by_name_and_address(shoal: Shoal, put: Callable[...,
 
 
 def test_show_of_a_model_that_scores(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
-    """Its labels and what is put over them, and nothing of vectors."""
+    """Labels and activation are shown, and no vectors."""
     score = ScoreSpec(labels=("no", "yes"), activation="softmax")
     put("org/judge", spec=msgspec.structs.replace(SPEC, dimension=0, score=score))
     facts = json.loads(shoal("show", "org/judge", "--json").stdout)
@@ -173,7 +173,7 @@ def test_show_of_a_model_that_scores(shoal: Shoal, put: Callable[..., StoredMode
 
 
 def test_show_of_a_dual_encoder(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
-    """Texts and pictures, how both are compared, and both verdicts."""
+    """Texts and pictures, their comparison, and both verification results are shown."""
     seen = ImagePart(
         graph="image.onnx", spec=ImageSpec(size=(224, 320), dimension=8), verification=Verdict("pictures agree", 1.0)
     )
@@ -185,7 +185,7 @@ def test_show_of_a_dual_encoder(shoal: Shoal, put: Callable[..., StoredModel]) -
 
 
 def test_show_of_a_picture_classifier(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
-    """No texts, no vectors."""
+    """Neither texts nor vectors are listed."""
     score = ScoreSpec(labels=("cat", "dog"), activation="softmax", pairs=False)
     image = ImagePart(graph="model.onnx", spec=ImageSpec(size=(32, 32), dimension=0, score=score))
     put("org/cats", spec=None, image=image)
@@ -195,7 +195,7 @@ def test_show_of_a_picture_classifier(shoal: Shoal, put: Callable[..., StoredMod
 
 
 def test_show_lists_variants(shoal: Shoal, put: Callable[..., StoredModel], home: Path) -> None:
-    """What was made of the graph on this machine: bytes, and parity and speed where these were measured."""
+    """The variants made on this machine: bytes, and parity and speed if measured."""
     stored = put("org/tiny")
     assert json.loads(shoal("show", "org/tiny", "--json").stdout)["variants"] == {}
     for variant in ("int8", "fp16"):
@@ -213,7 +213,7 @@ def test_show_lists_variants(shoal: Shoal, put: Callable[..., StoredModel], home
 
 
 def test_show_finds_the_default_model_by_its_alias(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
-    """The default model answers to its short name here, too."""
+    """The default model has its short name here too."""
     put("sentence-transformers/all-MiniLM-L6-v2")
     assert shoal("show", "all-MiniLM-L6-v2").exit_code == 0
 
@@ -221,7 +221,7 @@ def test_show_finds_the_default_model_by_its_alias(shoal: Shoal, put: Callable[.
 def test_a_pair_of_open_clip_s_names_is_its_repository(
     shoal: Shoal, put: Callable[..., StoredModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pulled, shown and removed by the names that it is served under."""
+    """The model is pulled, shown and removed by the names under which it is served."""
     pair, repository = "ViT-B-32/openai", "timm/vit_base_patch32_clip_224.openai"
 
     def prepared(address: Address, settings: Settings, *, progress: Progress, refresh: bool) -> StoredModel:
@@ -234,7 +234,7 @@ def test_a_pair_of_open_clip_s_names_is_its_repository(
 
 
 def test_show_verify_reads_every_file(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
-    """--verify says that all is well, or names the damaged file and the way to mend it with exit code 1."""
+    """--verify reports success, or names the damaged file and the fix with exit code 1."""
     stored = put("org/tiny")
     assert "all 1 files" in shoal("show", "org/tiny", "--verify").stdout
     stored.graph.write_bytes(b"y" * 1500)
@@ -246,7 +246,7 @@ def test_show_verify_reads_every_file(shoal: Shoal, put: Callable[..., StoredMod
 
 
 def test_unknown_names_are_answered_with_a_guess(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
-    """A misspelt name is refused with what was probably meant."""
+    """The error of a misspelled name suggests a similar one."""
     put("org/tiny")
     for verb in ("show", "rm"):
         result = shoal(verb, "org/tinny")
@@ -256,7 +256,7 @@ def test_unknown_names_are_answered_with_a_guess(shoal: Shoal, put: Callable[...
 
 
 def test_rm_removes_every_revision_or_the_one_named(shoal: Shoal, put: Callable[..., StoredModel], home: Path) -> None:
-    """A revision removes itself; the bare name removes what is left."""
+    """A revision removes only itself; the bare name removes all others."""
     for text in ("org/tiny", "org/tiny@v1", "org/tiny@v2", "org/other"):
         put(text)
     assert shoal("rm", "org/tiny@v1").stdout == "removed org/tiny@v1 (2 kB)\n"
@@ -268,7 +268,7 @@ def test_rm_removes_every_revision_or_the_one_named(shoal: Shoal, put: Callable[
 class TestTriton:
     @pytest.fixture(autouse=True)
     def composed(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-        """What the commands ask of the composition root, instead of a Triton."""
+        """Record the calls of the composition root, in place of a Triton."""
         calls: list[tuple[Any, ...]] = []
 
         async def publish(name: str, stored: StoredModel, settings: Settings) -> str:
@@ -286,7 +286,7 @@ class TestTriton:
     def test_pull_writes_into_a_repository(
         self, shoal: Shoal, folder: Path, home: Path, composed: list[tuple[Any, ...]]
     ) -> None:
-        """The model is in the store and in the repository, made as the flags say."""
+        """The model is in the store and in the repository, with the options of the flags."""
         flags = ["--to", "triton", "--triton-repository", "repo", "--triton-instances", "2"]
         result = shoal("pull", f"file:{folder}", *flags)
         assert result.exit_code == 0, result.output
@@ -297,7 +297,7 @@ class TestTriton:
     def test_rm_takes_it_out_of_the_repository(
         self, shoal: Shoal, put: Callable[..., StoredModel], home: Path, composed: list[tuple[Any, ...]]
     ) -> None:
-        """The store keeps its own; a name that is not there is a failure."""
+        """The store keeps its copy; an unknown name is an error."""
         put("org/tiny")
         result = shoal("rm", "org/tiny", "--from", "triton", "--triton-repository", "repo")
         assert (result.exit_code, result.stdout) == (0, "removed org/tiny from repo\n"), result.output
@@ -311,7 +311,7 @@ class TestTriton:
     def test_a_repository_must_be_named(
         self, shoal: Shoal, composed: list[tuple[Any, ...]], words: tuple[str, ...]
     ) -> None:
-        """Before anything is fetched or removed; wrong usage, exit code 2."""
+        """The usage error comes before anything is fetched or removed, with exit code 2."""
         result = shoal(*words)
         assert result.exit_code == 2
         assert "--triton-repository DIR" in result.stderr
@@ -329,7 +329,7 @@ class TestLanguageModels:
     FOLDER = Path(__file__).parents[2] / "fixtures" / "tiny_llama_ir"
 
     def test_from_pull_to_rm(self, shoal: Shoal) -> None:
-        """They are pulled, listed, shown with what holds of them, and removed; a folder used in place stays."""
+        """Models are pulled, listed, shown and removed; a folder used in place stays."""
         assert shoal("pull", f"file:{self.FOLDER}").exit_code == 0
         assert "tiny_llama_ir" in shoal("list").stdout
         shown = json.loads(shoal("show", "tiny_llama_ir", "--json", "--verify").stdout)

@@ -24,7 +24,7 @@ def draw(*, terminal: bool, log: logging.Logger | None = None) -> str:
 
 
 def test_a_terminal_sees_bars() -> None:
-    """Downloads show bytes, steps show per cent; names are shown as they are."""
+    """Downloads show bytes, steps show percent, and names are unchanged."""
     shown = draw(terminal=True)
     assert "hf:org/[tiny]" in shown
     assert "50.0/100.0 MB" in shown
@@ -33,12 +33,12 @@ def test_a_terminal_sees_bars() -> None:
 
 
 def test_a_log_sees_notes_alone() -> None:
-    """Off a terminal there are no bars and no escape codes."""
+    """Without a terminal there are no bars and no escape codes."""
     assert draw(terminal=False) == "pypi:fish: the hub [cannot] be reached\n"
 
 
 def test_a_server_s_log_has_them_as_records(caplog: pytest.LogCaptureFixture) -> None:
-    """So that every line of it has one form; a terminal shows them beside its bars."""
+    """Every line of the log has one format; a terminal shows them beside its bars."""
     caplog.set_level("INFO")
     log = logging.getLogger("shoal.noted")
     assert draw(terminal=False, log=log) == ""

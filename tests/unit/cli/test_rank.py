@@ -1,4 +1,4 @@
-"""`shoal rank`: in this process with the fake model, and against a small server."""
+"""`shoal rank`: in this process with the fake model, and with a small server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def red(tmp_path: Path, elsewhere: None) -> None:
 
 
 def right() -> list[dict[str, Any]]:
-    """Softmax over ten times the cosines, by falling score."""
+    """Return the softmax over ten times the cosines, by descending score."""
     items: list[Item] = [*TEXTS, Image(RED)]
     rows = np.stack([compute_vector(tokenize_item(item), 32) for item in items])
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
@@ -46,7 +46,7 @@ def right() -> list[dict[str, Any]]:
 
 
 class Upstream(HTTPServer):
-    """Answers as it is told, and keeps what it was asked."""
+    """Answers with the given JSON, and records the requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Reply)
@@ -83,7 +83,7 @@ class TestHere:
             assert (got["cosine"], got["score"]) == pytest.approx((one["cosine"], one["score"]), abs=1e-5)
 
     def test_as_a_table(self) -> None:
-        """The picture may come through a pipe."""
+        """The picture may come from a pipe."""
         result = runner.invoke(app, ["rank", "-", *TEXTS, "--model", "fake:images=1"], input=RED)
         assert result.exit_code == 0, result.output
         head, *lines = result.stdout.splitlines()
@@ -116,7 +116,7 @@ class TestHere:
 class TestThere:
     @pytest.mark.parametrize(("model", "named"), [([], {}), (["--model", "m"], {"model": "m"})])
     def test_a_server_answers(self, upstream: Upstream, model: list[str], named: dict[str, str]) -> None:
-        """It is sent the file itself; what it answers is put in order."""
+        """The file itself is sent, and the answer is sorted."""
         rows = [
             {"index": place, "text": text, "cosine": 0.5, "score": score}
             for place, (text, score) in enumerate(zip(TEXTS, (0.25, 0.5, 0.25), strict=True))

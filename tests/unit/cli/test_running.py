@@ -1,4 +1,4 @@
-"""`shoal ps`, `load`, `unload` and `rm --url` against a small server that answers as Shoal does."""
+"""`shoal ps`, `load`, `unload` and `rm --url` with a small server that answers as Shoal does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ON_DISK = {"id": "org/other", "backend": "local", "status": {"value": "unloaded"
 
 
 class Stub(HTTPServer):
-    """Answers `replies` by "METHOD PATH" as (status, JSON); a list is what one look after the other finds."""
+    """Answers `replies` by "METHOD PATH" as (status, JSON); a list is the answers of successive polls."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Reply)
@@ -47,7 +47,7 @@ class Stub(HTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def job(self, request: str, looks: Looks) -> None:
-        """What `asked` begins, and what later looks at the job find."""
+        """`asked` starts a job, and `looks` are the states that later polls find."""
         whole = [{"job": "job_1", "action": "load", "model": "m", "created": 1, **look} for look in looks]
         self.replies[request] = (202, whole[0])
         self.replies["GET /jobs/job_1"] = (200, whole[1:])
@@ -106,8 +106,7 @@ def shoal(stub: Stub) -> Shoal:
 
 class TestPs:
     def test_models_in_a_table(self, shoal: Shoal, stub: Stub) -> None:
-        """Name, backend, status, size, last use and what is to be said; what only lies on disk is left out, and what is
-        a part of its model."""
+        """Name, backend, status, size, last use and notes; entries only on disk, and parts of a model, are omitted."""
         stub.replies["GET /models"] = (200, {"data": [READY, ADAPTER, BROKEN, WAITING, ON_DISK]})
         stats = [{"name": "org/tiny", "last_inference": "1700000000000"}, {"name": "far"}]
         stub.replies["GET /metrics"] = (200, {"model_stats": stats})
@@ -122,7 +121,7 @@ class TestPs:
         assert len(lines) == 4
 
     def test_all_as_json(self, shoal: Shoal, stub: Stub) -> None:
-        """Programs get seconds and bytes; --all adds what could be loaded; a server without metrics will do."""
+        """JSON has seconds and bytes; --all adds loadable models; a server without metrics works too."""
         stub.replies["GET /models"] = (200, {"data": [READY, ON_DISK]})
         first, second = json.loads(shoal("ps", "--all", "--json").stdout)
         assert first == {
@@ -137,13 +136,13 @@ class TestPs:
         assert (second["name"], second["status"], second["size"]) == ("org/other", "unloaded", None)
 
     def test_metrics_of_another_form_only_cost_the_last_use(self, shoal: Shoal, stub: Stub) -> None:
-        """Models are what was asked for."""
+        """The models are listed all the same."""
         stub.replies["GET /models"] = (200, {"data": [READY]})
         stub.replies["GET /metrics"] = (200, b"# HELP shoal_requests_total")
         assert json.loads(shoal("ps", "--json").stdout)[0]["last_used"] is None
 
     def test_the_latest_version_counts(self, stub: Stub) -> None:
-        """Of a model's several versions, under the name that it has in Triton."""
+        """Of a model's versions the latest counts, under its name in Triton."""
         stats = [{"name": "org~m", "last_inference": str(each)} for each in (2000, 9000, 5000)]
         stub.replies["GET /metrics"] = (200, {"model_stats": stats})
         assert RunningServer(stub.url).get_last_used() == {"org/m": 9.0}
@@ -151,7 +150,7 @@ class TestPs:
 
 class TestLoad:
     def test_a_model_is_loaded(self, shoal: Shoal, stub: Stub) -> None:
-        """What was wished for goes into the body; nothing else does."""
+        """The body has the given options and nothing else."""
         path = "POST /v1/models/org/tiny/load?wait=false"
         stub.job(path, [{"state": "running", "stage": "converting"}, {"state": "done", "changed": True}])
         result = shoal("load", "org/tiny", "--backend", "triton", "--text-in")
@@ -160,7 +159,7 @@ class TestLoad:
         assert stub.requests[0] == (path, {"backend": "triton", "text_in": True})
 
     def test_one_that_is_there_already(self, shoal: Shoal, stub: Stub) -> None:
-        """Said, and no failure; addresses stay readable in the path."""
+        """It is reported and no error; addresses stay readable in the path."""
         stub.job("POST /v1/models/hf:org/tiny@v1/load?wait=false", [{"state": "done", "changed": False}])
         result = shoal("load", "hf:org/tiny@v1")
         assert (result.exit_code, result.stdout) == (0, "hf:org/tiny@v1 is already loaded\n"), result.output
@@ -176,13 +175,13 @@ class TestLoad:
     def test_a_failure_is_the_server_s_reason(
         self, shoal: Shoal, stub: Stub, end: dict[str, Any], expected: str
     ) -> None:
-        """One line, exit code 1."""
+        """The error is one line, with exit code 1."""
         stub.job("POST /v1/models/m/load?wait=false", [{"state": "running"}, end])
         result = shoal("load", "m")
         assert (result.exit_code, result.stderr) == (1, expected + "\n")
 
     def test_progress_is_drawn_as_it_comes(self, stub: Stub) -> None:
-        """Bytes as bytes, shares as shares, and a stage without numbers is said once."""
+        """Bytes and fractions are drawn, and a stage without numbers is printed once."""
         looks: Looks = [
             {"state": "running", "stage": "model.onnx", "done": 5.0, "total": 10.0, "progress": 0.5},
             {"state": "running", "stage": "more", "done": 1.0},
@@ -197,7 +196,7 @@ class TestLoad:
         assert seen.calls == [("model.onnx", 5, 10), ("more", 1, None), ("convert", 0.25), ("warming up",)]
 
     def test_an_interrupt_says_that_the_server_continues(self, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Ctrl-C ends the watching and not the work."""
+        """Ctrl-C stops the watching, not the job."""
 
         def interrupted(seconds: float) -> None:
             raise KeyboardInterrupt
@@ -212,7 +211,7 @@ class TestLoad:
     @pytest.mark.parametrize("name", ["", "/", "/etc/passwd", "//"])
     @pytest.mark.parametrize("verb", [("load",), ("unload",), ("rm", "--url", "http://localhost:1")])
     def test_empty_names_are_not_sent(self, shoal: Shoal, stub: Stub, verb: list[str], name: str) -> None:
-        """It would be another path of the server."""
+        """An empty name would be another path of the server."""
         result = shoal(*verb, name)
         assert result.exit_code == 1
         assert f"{name!r} is not a model" in result.stderr
@@ -220,7 +219,7 @@ class TestLoad:
 
     @pytest.mark.parametrize("name", ["..", "a/../../b", "a b", "a?b#c", "x%2e"])
     def test_strange_names_reach_the_server_as_they_are(self, stub: Stub, name: str) -> None:
-        """It is the server that refuses them, and not a path that quietly became another one."""
+        """The server refuses them; they must not become another path."""
         with pytest.raises(SetupError, match="answered 404"):
             RunningServer(stub.url).load(name, {}, RecordingProgress())
         ((request, _),) = stub.requests
@@ -239,7 +238,7 @@ class TestUnload:
         assert (result.exit_code, result.stdout) == (0, message), result.output
 
     def test_rm_by_a_server(self, shoal: Shoal, stub: Stub) -> None:
-        """The server unloads it and deletes its files; what it does not know is a failure."""
+        """The server unloads the model and deletes its files; an unknown model is an error."""
         stub.job("DELETE /v1/models/org/tiny?wait=false", [{"state": "done"}])
         result = shoal("rm", "org/tiny", "--url", stub.url)
         assert (result.exit_code, result.stdout) == (0, "removed org/tiny\n"), result.output
@@ -251,7 +250,7 @@ class TestUnload:
 
 class TestServer:
     def test_nothing_there(self, shoal: Shoal) -> None:
-        """The next step is in the line."""
+        """The error names the next step."""
         result = shoal("ps", "--url", "http://127.0.0.1:1")
         assert result.exit_code == 1
         assert "no response from http://127.0.0.1:1" in result.stderr
@@ -269,7 +268,7 @@ class TestServer:
         ],
     )
     def test_refusals_of_any_dialect_are_read(self, stub: Stub, body: Any, reason: str) -> None:
-        """Status and reason."""
+        """The error has status and reason."""
         stub.replies["GET /models"] = (403, [body])
         with pytest.raises(SetupError) as caught:
             RunningServer(stub.url).models()
@@ -277,13 +276,13 @@ class TestServer:
 
     @pytest.mark.parametrize("body", [b"hello", [[1]], {"data": 3}, {}])
     def test_another_program_on_that_port(self, stub: Stub, body: Any) -> None:
-        """It is not taken for a server without models."""
+        """It is not mistaken for a server without models."""
         stub.replies["GET /models"] = (200, body)
         with pytest.raises(TransportFailed, match=r"is it a Shoal server\?"):
             RunningServer(stub.url).models()
 
     def test_a_server_that_knows_no_jobs(self, stub: Stub) -> None:
-        """An older one would have loaded it by now, or never."""
+        """An older server has loaded the model by then, or cannot."""
         stub.replies["POST /v1/models/m/load?wait=false"] = (200, {"status": "success"})
         with pytest.raises(TransportFailed, match="did not start a job"):
             RunningServer(stub.url).load("m", {}, RecordingProgress())
@@ -299,7 +298,7 @@ class TestServer:
     def test_the_key_of_the_settings_is_sent(
         self, shoal: Shoal, stub: Stub, environ: dict[str, str], key: str | None
     ) -> None:
-        """An admin key where there is one; without its class."""
+        """The admin key is preferred; the class of a key is not sent."""
         stub.replies["GET /models"] = (200, {"data": []})
         assert shoal("ps", **environ).exit_code == 0
         assert stub.keys == {key}
@@ -307,14 +306,14 @@ class TestServer:
     def test_proxies_are_not_used_for_this_machine(
         self, shoal: Shoal, stub: Stub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Its loopback address is another one."""
+        """A proxy's loopback address is another machine's."""
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
         stub.replies["GET /models"] = (200, {"data": []})
         assert shoal("ps", http_proxy="http://127.0.0.1:1").exit_code == 0
 
     def test_where_it_is(self) -> None:
-        """The settings' port, the preset's too; 0 names none; only http."""
+        """The settings' port or the preset's is used; port 0 needs --url; URLs need http or https."""
         assert RunningServer.from_settings(Settings(port=9000), "").url == "http://127.0.0.1:9000"
         assert RunningServer.from_settings(Settings(host="0.0.0.0"), "").url == "http://localhost:8080"
         assert RunningServer.from_settings(Settings(), "https://box.example/").url == "https://box.example"

@@ -1,4 +1,4 @@
-"""Flags of other servers that may stand without a value."""
+"""Flags of other servers that may have no value."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def shown(*words: str) -> Any:
     ],
 )
 def test_a_value_may_follow(words: list[str], truncate: bool, source: str) -> None:
-    """Or another flag, or nothing: then it means yes. Shoal's own flag stands above it."""
+    """Without a value the flag means yes. Shoal's own flag wins."""
     assert shown(*words)["truncate"] == {"value": truncate, "source": source}
 
 
 def test_an_address_after_it_stays_one() -> None:
-    """It is no value."""
+    """An address after the flag is not its value."""
     result = runner.invoke(app, ["config", "--json", "--as", "tei", "--json-output", "--model-id", "a/b"])
     found = json.loads(result.stdout)
     assert found["settings"]["log_format"]["value"] == "json"

@@ -1,4 +1,4 @@
-"""Sizes, ages and tables for people."""
+"""Sizes, ages and tables in readable form."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_ages_for_people(seconds: float, text: str) -> None:
 
 
 def test_a_pipe_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is cut, folded or read as markup or the name of an emoji, and no line ends in blanks."""
+    """Nothing is cut, wrapped or read as markup or emoji names, and no line ends in spaces."""
     print_table(("NAME", "NOTE"), [("x" * 300, ""), ("[b]y", "pypi:fish:")])
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "x" * 300

@@ -1,4 +1,4 @@
-"""`shoal chat` on a terminal: what is shown, what Ctrl-C and the commands do, with a scripted model."""
+"""`shoal chat` on a terminal: output, Ctrl-C and commands, with a scripted model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Step = Chunk | type[BaseException] | Exception
 
 
 class Script:
-    """Plays `steps` as the answer of every question, raising those that are exceptions, and keeps what it was asked."""
+    """Plays `steps` as the answer of every question, raises those that are exceptions, and records the requests."""
 
     def __init__(self, *steps: Step) -> None:
         self.steps: Sequence[Step] = steps or (Chunk(text="Yes"), Chunk(text=", sir.", finish_reason="stop"))
@@ -38,7 +38,7 @@ class Script:
 
 
 class Typed:
-    """A person who types these lines, and Ctrl-D at the end; an exception is raised as a key would."""
+    """A user who types these lines, and Ctrl-D at the end; an exception is raised as a key press."""
 
     def __init__(self, *lines: str | type[BaseException]) -> None:
         self._lines: Iterator[str | type[BaseException]] = iter(lines)
@@ -53,7 +53,7 @@ class Typed:
 
 
 class Interrupted(io.StringIO):
-    """Ctrl-C is pressed while `word` is written."""
+    """Simulates Ctrl-C while `word` is written."""
 
     word = " twice"
 
@@ -72,7 +72,7 @@ def talk(
     colour: bool = False,
     shown: io.StringIO | None = None,
 ) -> tuple[str, Typed]:
-    """What the terminal shows of a conversation."""
+    """Return the terminal's output of a conversation."""
     shown, typed, ticks = shown or io.StringIO(), Typed(*lines), count()
     Terminal(
         script, Conversation(system), Sampling(temperature=0.5, max_tokens=9), out=shown, dim=colour, read=typed,
@@ -84,7 +84,7 @@ def talk(
 
 
 def test_a_reply_is_shown_and_remembered() -> None:
-    """The second question brings the first and its answer along, with the system message before them."""
+    """The second question is sent with the system message and the first question and answer."""
     script = Script()
     shown, _ = talk(script, "Ready?", "", "Sure?", system="be polite")
     assert shown == "Yes, sir.\nYes, sir.\n\n"
@@ -95,14 +95,14 @@ def test_a_reply_is_shown_and_remembered() -> None:
 
 
 def test_text_is_shown_as_it_stands() -> None:
-    """Not wrapped, and without escapes of the model's own."""
+    """Text is not wrapped, and escapes of the model are removed."""
     text = "[bold]x[/bold] :smile: " + "long " * 20
     shown, _ = talk(Script(Chunk(text=text + "\x1b[2J")), "a")
     assert shown.splitlines()[0] == text + "[2J"
 
 
 def test_what_it_thinks_is_dimmed_and_no_part_of_the_conversation() -> None:
-    """An empty line stands between that and the answer."""
+    """An empty line separates reasoning and answer."""
     script = Script(Chunk(reasoning="Hm."), Chunk(text="\n\nYes."))
     shown, _ = talk(script, "a", "b", colour=True)
     assert shown.startswith("\x1b[2mHm.\x1b[0m\n\nYes.\n")
@@ -110,7 +110,7 @@ def test_what_it_thinks_is_dimmed_and_no_part_of_the_conversation() -> None:
 
 
 def test_ctrl_c_stops_a_reply_and_keeps_what_came_of_it() -> None:
-    """The generator is closed, so that the model stops too; the conversation goes on."""
+    """The generator is closed, so the model stops too; the conversation continues."""
     script = Script(Chunk(text="Once upon"), KeyboardInterrupt)
     shown, _ = talk(script, "a story", "go on")
     assert shown.startswith("Once upon\n(stopped)\n")
@@ -119,21 +119,21 @@ def test_ctrl_c_stops_a_reply_and_keeps_what_came_of_it() -> None:
 
 
 def test_ctrl_c_in_the_middle_of_a_write() -> None:
-    """What is shown after that is shown: nothing is left half done."""
+    """A write is completed before the interrupt takes effect."""
     script = Script(Chunk(text="once"), Chunk(text=" twice"), Chunk(text=" thrice"))
     shown, _ = talk(script, "a", "b", shown=Interrupted())
     assert shown == "once\n(stopped)\nonce twice thrice\n\n"
 
 
 def test_a_reply_that_was_stopped_before_it_began_is_no_turn() -> None:
-    """Neither is its question."""
+    """The question is dropped too."""
     script = Script(KeyboardInterrupt)
     talk(script, "a story", "another")
     assert script.requests[1] == [("user", "another")]
 
 
 def test_ctrl_c_at_the_prompt_leaves() -> None:
-    """A second one after a reply was stopped, therefore."""
+    """A second Ctrl-C after a stopped reply exits."""
     script = Script(Chunk(text="Once"), KeyboardInterrupt)
     _, typed = talk(script, "a story", KeyboardInterrupt, "never read")
     assert len(script.requests) == 1
@@ -142,14 +142,14 @@ def test_ctrl_c_at_the_prompt_leaves() -> None:
 
 @pytest.mark.parametrize("word", ["/exit", "/quit", "/bye"])
 def test_words_that_leave(word: str) -> None:
-    """Nothing is asked."""
+    """No request is sent."""
     script = Script()
     talk(script, word, "never read")
     assert script.requests == []
 
 
 def test_several_lines() -> None:
-    """The prompt says that it goes on; Ctrl-C there drops them and stays."""
+    """The prompt shows the continuation; Ctrl-C there drops the lines and stays."""
     script = Script()
     _, typed = talk(script, '"""one', 'two"""', '"""lost', KeyboardInterrupt, "three")
     assert [messages[-1][1] for messages in script.requests] == ["one\ntwo", "three"]
@@ -157,7 +157,7 @@ def test_several_lines() -> None:
 
 
 def test_an_error_is_shown_and_the_chat_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line; a question without an answer is no turn, and part of an answer is one."""
+    """The error is one line; a question without an answer is dropped, a partial answer is kept."""
     script = Script(EngineFailed("the model ran out of memory: ask for less"))
     talk(script, "a", "b")
     assert capsys.readouterr().err.count("error: the model ran out of memory: ask for less") == 2
@@ -168,13 +168,13 @@ def test_an_error_is_shown_and_the_chat_goes_on(capsys: pytest.CaptureFixture[st
 
 
 def test_a_bug_is_no_error_of_the_model() -> None:
-    """It keeps its traceback."""
+    """A bug keeps its traceback."""
     with pytest.raises(ZeroDivisionError):
         talk(Script(ZeroDivisionError()), "a")
 
 
 def test_commands_change_the_conversation() -> None:
-    """/system, /undo and /clear, each said to have been done."""
+    """/system, /undo and /clear are confirmed."""
     script = Script()
     shown, _ = talk(script, "a", "/system be brief", "b", "/undo", "c", "/clear", "d", "/system", "e", "/undo", "/undo")
     pairs = [[content for _, content in messages] for messages in script.requests]
@@ -187,7 +187,7 @@ def test_commands_change_the_conversation() -> None:
 
 
 def test_undo_of_nothing_and_commands_that_there_are_not() -> None:
-    """Said, with the list of those that there are; nothing is sent to the model."""
+    """The error lists the commands; nothing is sent to the model."""
     script = Script()
     shown, _ = talk(script, "/undo", "/nosuch", "/help")
     assert "nothing to remove" in shown
@@ -197,7 +197,7 @@ def test_undo_of_nothing_and_commands_that_there_are_not() -> None:
 
 
 def test_figures_of_a_reply() -> None:
-    """With /stats, or after each reply where that was asked for."""
+    """Statistics are shown with /stats, or after each reply if configured."""
     steps = (Chunk(text="a"), Chunk(text="b", finish_reason="length"), Chunk(usage=Usage(completion_tokens=2)))
     shown, _ = talk(Script(*steps), "/stats", "a", "/stats")
     assert "no reply yet" in shown

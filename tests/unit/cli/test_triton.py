@@ -1,4 +1,4 @@
-"""`shoal triton`: what the commands print; that they run a real server is in tests/integration."""
+"""The output of `shoal triton`; tests/integration runs a real server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def server(home: Path, port: int = 8001, **changes: Any) -> RunFolder:
-    """A server's folder as if one ran; claim it for one that does."""
+    """Create a server's folder as if one ran; `claim` makes it a running one."""
     folder = RunFolder(home / "triton" / "run" / str(port))
     folder.path.mkdir(parents=True)
     state = State(
@@ -54,20 +54,20 @@ def server(home: Path, port: int = 8001, **changes: Any) -> RunFolder:
 
 @pytest.mark.parametrize("name", ["up", "down", "status", "logs"])
 def test_every_command_has_help(name: str) -> None:
-    """Each begins with what it does, and its usage names the group."""
+    """Each help starts with the purpose, and its usage names the group."""
     result = runner.invoke(app, ["triton", name, "--help"])
     assert result.exit_code == 0
     assert f"triton {name} [OPTIONS]" in result.output
 
 
 def test_without_a_command_help_is_shown() -> None:
-    """The four of them."""
+    """The help lists the four commands."""
     output = runner.invoke(app, ["triton"]).output
     assert all(f"│ {name} " in output for name in ("up", "down", "status", "logs"))
 
 
 def test_status_of_none(home: Path) -> None:
-    """Says how to start one; exit code 1."""
+    """The output says how to start one; exit code 1."""
     result = runner.invoke(app, ["triton", "status"])
     assert result.exit_code == 1
     assert "`shoal triton up`" in result.stdout
@@ -75,7 +75,7 @@ def test_status_of_none(home: Path) -> None:
 
 
 def test_status_of_one(home: Path) -> None:
-    """Addresses, version, process, age; as JSON with the names of the table."""
+    """Addresses, version, process and age, as text and as JSON."""
     folder = server(home)
     assert folder.claim()
     result = runner.invoke(app, ["triton", "status"])
@@ -94,7 +94,7 @@ def test_status_of_one(home: Path) -> None:
 
 
 def test_status_of_one_without_open_ports(home: Path) -> None:
-    """Its socket, as gRPC clients name it, and nothing else to connect to."""
+    """Only its socket is shown, in the form of gRPC clients."""
     folder = server(home, socket="/run/8001/grpc:8001")
     assert folder.claim()
     [facts] = json.loads(runner.invoke(app, ["triton", "status", "--json"]).stdout)
@@ -104,7 +104,7 @@ def test_status_of_one_without_open_ports(home: Path) -> None:
 
 
 def test_status_of_a_stale_one(home: Path) -> None:
-    """Nobody supervises it, whatever its state says."""
+    """A server without a supervisor is not running, whatever its state file says."""
     server(home)
     result = runner.invoke(app, ["triton", "status", "--json"])
     assert result.exit_code == 1
@@ -127,7 +127,7 @@ def test_down_of_none_and_of_several(home: Path) -> None:
 
 
 def test_down_of_what_is_left(home: Path) -> None:
-    """Those that ended without notice are in nobody's way, and go without being named, one or all."""
+    """Servers that died are removed without being named, one or all."""
     for port in (8001, 9001, 9501):
         server(home, port)
     assert "several Tritons ended unexpectedly: choose" in runner.invoke(app, ["triton", "logs"]).stderr
@@ -140,7 +140,7 @@ def test_down_of_what_is_left(home: Path) -> None:
 
 
 def test_down_of_a_living_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Says so; one that ended long ago beside it makes nobody ask which is meant."""
+    """The stop is reported; a dead server beside it causes no ambiguity."""
     folder = server(home)
     server(home, 9001)
     assert folder.claim()
@@ -150,7 +150,7 @@ def test_down_of_a_living_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_logs_shows_the_end(home: Path) -> None:
-    """So many lines; none for a log that is not there."""
+    """The last lines are shown; none for a missing log."""
     folder = server(home)
     assert runner.invoke(app, ["triton", "logs"]).stdout == ""
     folder.log.write_text("one\ntwo\nthree\n")
@@ -158,7 +158,7 @@ def test_logs_shows_the_end(home: Path) -> None:
 
 
 def test_what_is_new_in_a_log(tmp_path: Path) -> None:
-    """From where it ended; whole where it was begun anew; nothing where it is gone."""
+    """Reading continues where it ended; a new file is read from its start, and a missing one is empty."""
     log = tmp_path / "log"
     assert commands._read_new(log, 5) == ("", 5)
     log.write_text("one two")
@@ -168,7 +168,7 @@ def test_what_is_new_in_a_log(tmp_path: Path) -> None:
 
 
 def test_logs_follow(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written later comes too, until it is interrupted."""
+    """Later lines are printed until an interrupt."""
     folder = server(home)
     folder.log.write_text("one\n")
     texts = iter(["two\n", "three\n"])
@@ -187,7 +187,7 @@ def test_logs_follow(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_up_prints_the_address(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The flags become options; a server that ran already is told as such."""
+    """The flags become options; a server that already runs is reported as such."""
     folder = server(home)
     state = folder.read()
     assert state is not None
@@ -221,7 +221,7 @@ def test_up_prints_the_address(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_up_that_fails_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And exit code 1."""
+    """The exit code is 1."""
 
     def start(*_: object) -> None:
         raise SourceError("the package index cannot be reached")
