@@ -302,7 +302,7 @@ async def until(fleet: ServerPool, ready: bool) -> None:
 
 class TestWatching:
     @pytest.fixture(autouse=True)
-    def often(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fast_polling(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(replicas_module, "LOOK_S", 0.001)
         monkeypatch.setattr(replicas_module, "LOOK_AGAIN_S", 0.001)
 

@@ -33,7 +33,7 @@ ERAS = pytest.mark.parametrize("era", ["1.8", "1.9"])
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the watch poll all the time."""
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
     monkeypatch.setattr(engine_module, "LOOK_AGAIN_S", 0.001)

@@ -19,7 +19,7 @@ __all__ = ["opened"]
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backoff, "RETRY_S", (0.001,))
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
     monkeypatch.setattr(engine_module, "LOOK_AGAIN_S", 0.001)

@@ -23,7 +23,7 @@ from tests.unit.backends.tei.open.kit import Open
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Poll all the time while waiting for a server, without extra calls of the model."""
     monkeypatch.setattr(backoff, "RETRY_S", (0.001,))
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)

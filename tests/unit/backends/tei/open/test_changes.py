@@ -64,7 +64,7 @@ class TestWidth:
 
 class TestTheSameName:
     @pytest.fixture(autouse=True)
-    def asked_often(self, often: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked_often(self, fast_polling: None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(engine_module, "ASK_EVERY", 1)
 
     @pytest.mark.parametrize(
