@@ -32,7 +32,7 @@ class RunnerSetup:
     runner: Runner
     lane: Lane | None = None
     engines: list[FakeEngine] = field(default_factory=list)
-    talker: FakeGenerator | None = None
+    generator: FakeGenerator | None = None
 
     @property
     def running(self) -> int:
@@ -186,7 +186,7 @@ class EmbedContract(RunnerContract):
 
 
 class StreamContract(RunnerContract):
-    """What every runner that generates promises. `talker` counts what was produced."""
+    """What every runner that generates promises. `generator` counts what was produced."""
 
     def stream(self, opened: RunnerSetup, words: int, seconds: float = 30.0) -> AsyncGenerator[Chunk, Any]:
         return opened.runner.stream(generate(words), context(seconds))
@@ -208,14 +208,14 @@ class StreamContract(RunnerContract):
 
         async def main() -> None:
             opened = self.opened()
-            assert opened.talker is not None
+            assert opened.generator is not None
             async with aclosing(self.stream(opened, 100)) as chunks:
                 await asyncio.sleep(0.1)
-                assert opened.talker.produced == 0
+                assert opened.generator.produced == 0
                 for pulled in range(1, 30):
                     await anext(chunks)
                     await asyncio.sleep(0.5)
-                    assert opened.talker.produced <= pulled + 2
+                    assert opened.generator.produced <= pulled + 2
 
         virtual(main)
 
@@ -224,11 +224,11 @@ class StreamContract(RunnerContract):
 
         async def main() -> None:
             opened = self.opened()
-            assert opened.talker is not None
+            assert opened.generator is not None
             stream = self.stream(opened, 100)
             await anext(stream)
             await stream.aclose()
-            assert opened.talker.closed == 1
+            assert opened.generator.closed == 1
 
             async def read() -> None:
                 async with aclosing(self.stream(opened, 100)) as chunks:
@@ -239,10 +239,10 @@ class StreamContract(RunnerContract):
             await asyncio.sleep(0.035)
             reader.cancel()
             assert isinstance((await gathered(reader))[0], asyncio.CancelledError)
-            assert opened.talker.closed == 2
-            produced = opened.talker.produced
+            assert opened.generator.closed == 2
+            produced = opened.generator.produced
             await asyncio.sleep(5)
-            assert opened.talker.produced == produced < 10
+            assert opened.generator.produced == produced < 10
 
         virtual(main)
 
@@ -255,8 +255,8 @@ class StreamContract(RunnerContract):
                 async for _ in self.stream(opened, 100, 0.055):
                     seen += 1
             assert 0 < seen < 10
-            assert opened.talker is not None
-            assert opened.talker.closed == 1
+            assert opened.generator is not None
+            assert opened.generator.closed == 1
 
         virtual(main)
 

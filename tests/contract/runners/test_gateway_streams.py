@@ -17,23 +17,23 @@ from shoal.core.registry import Model, Registry
 from shoal.errors import DeadlineExceeded
 from shoal.types import Chunk, Context, Generate
 from tests.unit.core.conftest import Run, gathered, until
-from tests.unit.core.talks import talking
+from tests.unit.core.talks import make_runner
 
 
 class Talk:
-    """A gateway over one talker with `places` streams at once, 10 ms a word."""
+    """A gateway over one generator with `places` concurrent streams and 10 ms per word."""
 
     def __init__(self, places: int) -> None:
-        self.talker = FakeGenerator(FakeScript(token_ms=10))
+        self.generator = FakeGenerator(FakeScript(token_ms=10))
         registry = Registry()
         registry.add(model := Model("m"))
         model.plan = Plan(name="m", source="s", backend="fake", max_streams=places)
-        model.mark_loaded(talking(self.talker))
+        model.mark_loaded(make_runner(self.generator))
         self.gateway = Gateway(registry)
         self.places = self.gateway._get_stream_limit(model)
 
     def stream(self, client: str = "c", words: int = 100, seconds: float = 1000.0) -> AsyncGenerator[Chunk, Any]:
-        # The talker reads the loop's clock, places the real one: a deadline that is late on both.
+        # The generator reads the loop's clock, places the real one: a deadline that is late on both.
         deadline = max(time.monotonic(), asyncio.get_running_loop().time()) + seconds
         task = Generate(model="m", prompts=[" ".join(map(str, range(words)))])
         return self.gateway.stream(task, Context(id="r", deadline=deadline, client=client))
@@ -56,16 +56,16 @@ def test_cancelled_while_queued_never_begins(virtual: Run[None]) -> None:
     """A stream that waits for a place and whose reader leaves produces nothing; the place goes to the next."""
 
     async def main() -> None:
-        talk, order = Talk(1), list[str]()
-        first = asyncio.create_task(talk.read(order, "first", 5))
-        await until(lambda: talk.free == 0)
-        gone, next_ = (asyncio.create_task(talk.read(order, name)) for name in ("gone", "next"))
+        session, order = Talk(1), list[str]()
+        first = asyncio.create_task(session.read(order, "first", 5))
+        await until(lambda: session.free == 0)
+        cancelled, next_ = (asyncio.create_task(session.read(order, name)) for name in ("gone", "next"))
         await asyncio.sleep(0.015)
-        gone.cancel()
-        assert isinstance((await gathered(gone))[0], asyncio.CancelledError)
+        cancelled.cancel()
+        assert isinstance((await gathered(cancelled))[0], asyncio.CancelledError)
         assert [*await asyncio.gather(first, next_)] == [5, 3]
         assert order == ["first", "next"]
-        assert (talk.talker.produced, talk.talker.closed, talk.free) == (8, 2, 1)
+        assert (session.generator.produced, session.generator.closed, session.free) == (8, 2, 1)
 
     virtual(main)
 
@@ -74,15 +74,15 @@ def test_cancelled_while_streaming_stops_the_model(virtual: Run[None]) -> None:
     """The upstream iterator is closed at once and the place given back."""
 
     async def main() -> None:
-        talk = Talk(2)
-        reader = asyncio.create_task(talk.read([], words=1000))
+        session = Talk(2)
+        reader = asyncio.create_task(session.read([], words=1000))
         await asyncio.sleep(0.055)
         reader.cancel()
         await gathered(reader)
-        assert (talk.talker.closed, talk.free) == (1, 2)
-        produced = talk.talker.produced
+        assert (session.generator.closed, session.free) == (1, 2)
+        produced = session.generator.produced
         await asyncio.sleep(1)
-        assert talk.talker.produced == produced == 5
+        assert session.generator.produced == produced == 5
 
     virtual(main)
 
@@ -91,13 +91,13 @@ def test_a_slow_reader_is_not_overtaken(virtual: Run[None]) -> None:
     """One chunk a second is read: the model, which could make a hundred, makes one or two."""
 
     async def main() -> None:
-        talk = Talk(1)
-        async with aclosing(talk.stream()) as chunks:
+        session = Talk(1)
+        async with aclosing(session.stream()) as chunks:
             for pulled in range(1, 11):
                 await anext(chunks)
                 await asyncio.sleep(1)
-                assert talk.talker.produced <= pulled + 1
-        assert (talk.talker.closed, talk.free) == (1, 1)
+                assert session.generator.produced <= pulled + 1
+        assert (session.generator.closed, session.free) == (1, 1)
 
     virtual(main)
 
@@ -106,32 +106,32 @@ def test_no_more_streams_than_places_and_clients_in_turn(virtual: Run[None]) -> 
     """Six streams of one client and one of another on two places: never three at once, the other is served early."""
 
     async def main() -> None:
-        talk, order = Talk(2), list[str]()
-        readers = [asyncio.create_task(talk.read(order, "greedy")) for _ in range(6)]
+        session, order = Talk(2), list[str]()
+        readers = [asyncio.create_task(session.read(order, "greedy")) for _ in range(6)]
         await asyncio.sleep(0)
-        readers.append(asyncio.create_task(talk.read(order, "modest")))
+        readers.append(asyncio.create_task(session.read(order, "modest")))
         assert [*await asyncio.gather(*readers)] == [3] * 7
         assert order.index("modest") <= 3
-        assert talk.free == 2
+        assert session.free == 2
 
     virtual(main)
 
 
 def test_waiting_for_a_place_ends_at_the_deadline(virtual: Run[None]) -> None:
-    """DeadlineExceeded, the talker never asked, and the place of the others untouched."""
+    """The error is DeadlineExceeded, the generator is not called, and the slots of the others are unchanged."""
 
     async def main() -> None:
-        talk = Talk(1)
-        holder = asyncio.create_task(talk.read([], words=10_000))
-        await until(lambda: talk.free == 0)
+        session = Talk(1)
+        holder = asyncio.create_task(session.read([], words=10_000))
+        await until(lambda: session.free == 0)
         deadline = time.monotonic() + 2
-        late = talk.gateway.stream(
+        late = session.gateway.stream(
             Generate(model="m", prompts=["x"]), Context(id="r", deadline=deadline, client="late")
         )
         with pytest.raises(DeadlineExceeded, match="stream slot"):
             await anext(late)
         holder.cancel()
         await gathered(holder)
-        assert (talk.talker.closed, talk.free) == (1, 1)
+        assert (session.generator.closed, session.free) == (1, 1)
 
     virtual(main)

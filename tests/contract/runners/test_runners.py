@@ -8,7 +8,7 @@ from shoal.core.protocols import ModelFacts
 from shoal.core.routing import TaskRouter
 from tests.contract.runners.contract import EmbedContract, RunnerSetup, StreamContract
 from tests.unit.core.lanes import engine, make_lane
-from tests.unit.core.talks import talking
+from tests.unit.core.talks import make_runner
 
 FACTS = ModelFacts(source="fake", backend="fake", tasks=("embed",))
 UNLIKE = (
@@ -38,11 +38,11 @@ class TestBatchedOnUnlikeReplicas(EmbedContract):
 class TestByTask(EmbedContract, StreamContract):
     def opened(self) -> RunnerSetup:
         runner, opened = batched(*UNLIKE)
-        talker = FakeGenerator(TALK)
-        return RunnerSetup(TaskRouter([runner, talking(talker)]), opened.lane, opened.engines, talker)
+        generator = FakeGenerator(TALK)
+        return RunnerSetup(TaskRouter([runner, make_runner(generator)]), opened.lane, opened.engines, generator)
 
 
 class TestGeneration(StreamContract):
     def opened(self) -> RunnerSetup:
-        talker = FakeGenerator(TALK)
-        return RunnerSetup(talking(talker), talker=talker)
+        generator = FakeGenerator(TALK)
+        return RunnerSetup(make_runner(generator), generator=generator)

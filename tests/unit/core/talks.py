@@ -64,7 +64,7 @@ class PlainPipeline:
         return self.guide
 
 
-def talking(
+def make_runner(
     *generators: TextGenerator, pipeline: PlainPipeline | None = None, options: GenerationOptions | None = None
 ) -> GenerationRunner:
     """Return a runner over these generators; by default over a new fake one."""

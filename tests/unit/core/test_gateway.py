@@ -50,7 +50,7 @@ from shoal.types import (
 from tests.unit.core.conftest import Run, gathered, until
 from tests.unit.core.lanes import context, make_lane
 from tests.unit.core.runners import Codec, Embedder
-from tests.unit.core.talks import talking
+from tests.unit.core.talks import make_runner
 
 
 class Recorder(Observer):
@@ -392,7 +392,7 @@ async def test_observers_get_the_usage_of_generations() -> None:
 
     observer, registry = GenerationRecorder(), Registry()
     registry.add(model := Model("m"))
-    model.mark_loaded(talking())
+    model.mark_loaded(make_runner())
     gate = Gateway(registry, observer)
     assert await text_of(gate, generate("a b c"), soon())
     with pytest.raises(InputRejected):
@@ -412,10 +412,10 @@ def test_a_silent_model_times_out(virtual: Run[None]) -> None:
     """A silent model times out if the client streams; an unstreamed answer may use the whole deadline."""
 
     async def main() -> None:
-        talker = FakeGenerator(FakeScript(token_ms=3000))
+        generator = FakeGenerator(FakeScript(token_ms=3000))
         registry = Registry()
         registry.add(model := Model("m"))
-        model.mark_loaded(talking(talker))
+        model.mark_loaded(make_runner(generator))
         loop = asyncio.get_running_loop()
         gate = Gateway(registry, first_token_timeout_s=5, token_timeout_s=2, clock=loop.time)
 
@@ -427,7 +427,7 @@ def test_a_silent_model_times_out(virtual: Run[None]) -> None:
         assert await read(stream=False) == "a b c"
         with pytest.raises(DeadlineExceeded, match="no token for 2 s"):
             await read(stream=True)
-        assert talker.running == 0
+        assert generator.running == 0
 
     virtual(main)
 
@@ -435,7 +435,7 @@ def test_a_silent_model_times_out(virtual: Run[None]) -> None:
 async def test_names_of_clients_mean_models_and_adapters() -> None:
     """`model:latest` is the model and `model:adapter` one of its adapters; other names are not found, and the error
     lists those that exist."""
-    gate, _ = gateway(talking(), Embedder(("generate",)), None)
+    gate, _ = gateway(make_runner(), Embedder(("generate",)), None)
     gate.registry.find("m0").facts = None
     runner = gate.registry.find("m0").runner
     assert isinstance(runner, GenerationRunner)
@@ -459,10 +459,10 @@ def test_generations_can_be_aborted(virtual: Run[None]) -> None:
     """Each reader gets the chunks so far and then an error that asks to retry; no generation keeps running."""
 
     async def main() -> None:
-        talker = FakeGenerator(FakeScript(token_ms=1000))
+        generator = FakeGenerator(FakeScript(token_ms=1000))
         registry = Registry()
         registry.add(model := Model("m"))
-        model.mark_loaded(talking(talker))
+        model.mark_loaded(make_runner(generator))
         gate = Gateway(registry, clock=asyncio.get_running_loop().time)
         ctx = Context(id="r", deadline=asyncio.get_running_loop().time() + 100)
         seen: list[str] = []
@@ -477,7 +477,7 @@ def test_generations_can_be_aborted(virtual: Run[None]) -> None:
         outcome = (await gathered(reader))[0]
         assert isinstance(outcome, Unavailable)
         assert outcome.retry_after
-        assert (seen, talker.running) == (["a", " b"], 0)
+        assert (seen, generator.running) == (["a", " b"], 0)
         gate.abort_generations()
 
     virtual(main)
@@ -485,7 +485,7 @@ def test_generations_can_be_aborted(virtual: Run[None]) -> None:
 
 async def test_invalid_requests_do_not_wait_for_a_slot() -> None:
     """A request that the runner can refuse at once does not wait for a slot."""
-    gate, _ = gateway(talking(), max_streams=1)
+    gate, _ = gateway(make_runner(), max_streams=1)
     model = gate.registry.find("m0")
     async with gate._get_stream_limit(model).permit(soon()):
         with pytest.raises(Unsupported, match="min_p"):

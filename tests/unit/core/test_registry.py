@@ -16,7 +16,7 @@ from shoal.errors import (
 )
 from shoal.types import TaskKind
 from tests.unit.core.runners import Embedder
-from tests.unit.core.talks import talking
+from tests.unit.core.talks import make_runner
 
 
 def registry(*models: Model) -> Registry:
@@ -28,7 +28,7 @@ def registry(*models: Model) -> Registry:
 
 def ready(name: str, *, default_for: tuple[TaskKind, ...] = (), talks: bool = False) -> Model:
     model = Model(name, default_for=default_for)
-    model.mark_loaded(talking() if talks else Embedder())
+    model.mark_loaded(make_runner() if talks else Embedder())
     return model
 
 

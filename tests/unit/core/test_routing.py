@@ -10,7 +10,7 @@ from shoal.core.routing import TaskRouter
 from shoal.errors import Unsupported
 from shoal.types import Context, Embed, Generate, Sampling
 from tests.unit.core.runners import Codec, Embedder
-from tests.unit.core.talks import talking
+from tests.unit.core.talks import make_runner
 
 CTX = Context(id="r", deadline=1e12)
 EMBED = Embed(model="m", inputs=["x"])
@@ -79,7 +79,7 @@ async def test_what_generates_can_check() -> None:
     """Only the runner that generates can check a task before it runs."""
     TaskRouter([Embedder(("generate",))]).check(GENERATE)
     with pytest.raises(Unsupported, match="min_p"):
-        TaskRouter([Embedder(("embed",)), talking()]).check(
+        TaskRouter([Embedder(("embed",)), make_runner()]).check(
             Generate(model="m", prompts=["a"], sampling=Sampling(min_p=0.5))
         )
 

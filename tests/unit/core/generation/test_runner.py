@@ -46,7 +46,7 @@ from shoal.types import (
 )
 from tests.unit.core.conftest import Run, gathered
 from tests.unit.core.lanes import context
-from tests.unit.core.talks import FACTS, PlainPipeline, talking
+from tests.unit.core.talks import FACTS, PlainPipeline, make_runner
 
 
 class Scripted:
@@ -131,7 +131,7 @@ def test_prompts_and_choices_are_numbered_prompt_by_prompt(virtual: Run[None]) -
     """Two prompts with two choices each: every choice ends once, and usage counts a prompt once and every answer."""
 
     async def main() -> None:
-        chunks = await read(talking(), ask("a b", "c d e", n=2))
+        chunks = await read(make_runner(), ask("a b", "c d e", n=2))
         assert texts(chunks) == {0: "a b", 1: "a b", 2: "c d e", 3: "c d e"}
         assert reasons(chunks) == dict.fromkeys(range(4), "stop")
         assert chunks[-1] == Chunk(usage=Usage(prompt_tokens=5, completion_tokens=10))
@@ -143,11 +143,11 @@ def test_more_choices_than_run_side_by_side_are_all_answered(virtual: Run[None])
     """The choices run in turns, never more at once than the limit."""
 
     async def main() -> None:
-        talker, peak = FakeGenerator(FakeScript(token_ms=1)), 0
-        async with aclosing(talking(talker).stream(ask("a b", n=40), context())) as chunks:
+        fake_generator, peak = FakeGenerator(FakeScript(token_ms=1)), 0
+        async with aclosing(make_runner(fake_generator).stream(ask("a b", n=40), context())) as chunks:
             found: dict[int, str] = {}
             async for chunk in chunks:
-                peak = max(peak, talker.running)
+                peak = max(peak, fake_generator.running)
                 found[chunk.index] = found.get(chunk.index, "") + chunk.text
         assert found == dict.fromkeys(range(40), "a b")
         assert peak == CHOICES_AT_ONCE
@@ -160,17 +160,17 @@ def test_choices_differ_by_seed(virtual: Run[None]) -> None:
 
     async def main() -> None:
         model = Scripted()
-        await read(talking(model), ask(n=3, seed=7))
+        await read(make_runner(model), ask(n=3, seed=7))
         assert [sampling.seed for _, sampling, _, _ in model.calls] == [7, 8, 9]
         model.calls.clear()
-        await read(talking(model), ask(n=2))
+        await read(make_runner(model), ask(n=2))
         first, second = [sampling.seed for _, sampling, _, _ in model.calls]
         assert first is not None
         assert second == first + 1
-        await read(talking(model), ask())
+        await read(make_runner(model), ask())
         assert model.sampling.seed is None
         seedless = Scripted(parameters=frozenset({"max_tokens"}))
-        await read(talking(seedless), ask(n=2))
+        await read(make_runner(seedless), ask(n=2))
         assert {sampling.seed for _, sampling, _, _ in seedless.calls} == {None}
 
     virtual(main)
@@ -198,7 +198,7 @@ def test_how_long_an_answer_may_be(
     async def main() -> None:
         model = Scripted(context_tokens=context_tokens)
         options = GenerationOptions(model="m", default_max_tokens=default)
-        runner = talking(model, pipeline=PlainPipeline(counts=True), options=options)
+        runner = make_runner(model, pipeline=PlainPipeline(counts=True), options=options)
         await read(runner, ask(max_tokens=max_tokens))
         assert model.sampling.max_tokens == expected
 
@@ -210,10 +210,10 @@ def test_a_model_that_cannot_count_is_cut_here(virtual: Run[None]) -> None:
 
     async def main() -> None:
         model = Scripted(*(Piece(text=str(at)) for at in range(9)), parameters=frozenset())
-        chunks = await read(talking(model), ask(max_tokens=3))
+        chunks = await read(make_runner(model), ask(max_tokens=3))
         assert (texts(chunks), reasons(chunks)) == ({0: "012"}, {0: "length"})
         assert (model.sampling.max_tokens, model.closed) == (None, 1)
-        assert reasons(await read(talking(model), ask())) == {0: "stop"}
+        assert reasons(await read(make_runner(model), ask())) == {0: "stop"}
 
     virtual(main)
 
@@ -223,7 +223,7 @@ def test_no_tokens_are_no_work(virtual: Run[None]) -> None:
 
     async def main() -> None:
         model = Scripted()
-        chunks = await read(talking(model), ask("hello", max_tokens=0, echo=True))
+        chunks = await read(make_runner(model), ask("hello", max_tokens=0, echo=True))
         assert (texts(chunks), reasons(chunks), model.calls) == ({0: "hello"}, {0: "length"}, [])
 
     virtual(main)
@@ -235,14 +235,14 @@ def test_why_an_answer_ended(virtual: Run[None]) -> None:
 
     async def main() -> None:
         generator = Scripted(Piece(text="x", tokens=1, finish_reason="content_filter"))
-        assert reasons(await read(talking(generator), ask())) == {0: "content_filter"}
+        assert reasons(await read(make_runner(generator), ask())) == {0: "content_filter"}
         silent = Scripted(Piece(text="x", tokens=2))
-        assert reasons(await read(talking(silent), ask(max_tokens=2))) == {0: "length"}
-        assert reasons(await read(talking(silent), ask(max_tokens=3))) == {0: "stop"}
-        talker = FakeGenerator(FakeScript())
-        chunks = await read(talking(talker), ask("a b END c d", stop=["END"]))
+        assert reasons(await read(make_runner(silent), ask(max_tokens=2))) == {0: "length"}
+        assert reasons(await read(make_runner(silent), ask(max_tokens=3))) == {0: "stop"}
+        fake_generator = FakeGenerator(FakeScript())
+        chunks = await read(make_runner(fake_generator), ask("a b END c d", stop=["END"]))
         assert (texts(chunks), reasons(chunks)) == ({0: "a b"}, {0: "stop"})
-        assert (talker.produced, talker.closed) == (3, 1)
+        assert (fake_generator.produced, fake_generator.closed) == (3, 1)
 
     virtual(main)
 
@@ -251,7 +251,7 @@ def test_echo_puts_the_prompt_before_the_answer(virtual: Run[None]) -> None:
     """Each answer starts with its own prompt; an empty prompt is no chunk."""
 
     async def main() -> None:
-        chunks = await read(talking(Scripted()), ask("one ", "", echo=True))
+        chunks = await read(make_runner(Scripted()), ask("one ", "", echo=True))
         assert texts(chunks) == {0: "one x", 1: "x"}
 
     virtual(main)
@@ -263,12 +263,12 @@ def test_fields_that_the_model_lacks_are_refused_by_name(virtual: Run[None], cap
     async def main() -> None:
         model = Scripted()
         with pytest.raises(Unsupported, match="'min_p'") as caught:
-            await read(talking(model), ask(min_p=0.1))
+            await read(make_runner(model), ask(min_p=0.1))
         assert caught.value.param == "min_p"
         with pytest.raises(Unsupported, match="'least'"):
-            await read(talking(model), msgspec.structs.replace(ask(min_p=0.1), names={"min_p": "least"}))
+            await read(make_runner(model), msgspec.structs.replace(ask(min_p=0.1), names={"min_p": "least"}))
         assert model.calls == []
-        lax = talking(model, options=GenerationOptions(model="m", ignore=frozenset({"min_p", "best_of"})))
+        lax = make_runner(model, options=GenerationOptions(model="m", ignore=frozenset({"min_p", "best_of"})))
         for _ in range(2):
             chunks = await read(lax, ask(min_p=0.1))
             assert [chunk.ignored for chunk in chunks] == [("min_p",), *[()] * (len(chunks) - 1)]
@@ -278,7 +278,7 @@ def test_fields_that_the_model_lacks_are_refused_by_name(virtual: Run[None], cap
         ]  # once, and every answer says it itself
         silent = Scripted(parameters=frozenset({"temperature"}))
         best = GenerationOptions(model="m", ignore=frozenset({"best_of"}))
-        chunks = await read(talking(silent, options=best), msgspec.structs.replace(ask(), best_of=3))
+        chunks = await read(make_runner(silent, options=best), msgspec.structs.replace(ask(), best_of=3))
         assert chunks[0].ignored == ("best_of",)
         assert len(silent.calls) == 1
 
@@ -291,7 +291,7 @@ def test_the_models_defaults_fill_missing_fields(virtual: Run[None]) -> None:
     async def main() -> None:
         model = Scripted()
         options = GenerationOptions(model="m", sampling=Sampling(temperature=0.2, top_k=5, max_tokens=9))
-        await read(talking(model, options=options), ask(temperature=0.9))
+        await read(make_runner(model, options=options), ask(temperature=0.9))
         sampling = model.sampling
         assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (0.9, 5, 9)
 
@@ -303,10 +303,10 @@ def test_adapters_are_those_of_the_model(virtual: Run[None]) -> None:
 
     async def main() -> None:
         model = Scripted(adapters=("sql",))
-        await read(talking(model), ask(adapter="sql", stream=True))
+        await read(make_runner(model), ask(adapter="sql", stream=True))
         assert model.calls[-1][2:] == ("sql", True)
         with pytest.raises(InvalidValue, match="'poems'"):
-            await read(talking(model), ask(adapter="poems"))
+            await read(make_runner(model), ask(adapter="poems"))
 
     virtual(main)
 
@@ -322,16 +322,16 @@ def test_demanded_tools_guide_the_model(virtual: Run[None], choice: str) -> None
     async def main() -> None:
         task = ask(tools=[Tool(name="f")], tool_choice=choice)
         able = Scripted(parameters=SUPPORTED_PARAMETERS | {"guide"})
-        await read(talking(able, pipeline=PlainPipeline(guide=GUIDE)), task)
+        await read(make_runner(able, pipeline=PlainPipeline(guide=GUIDE)), task)
         assert able.sampling.guide == GUIDE
         for model, pipeline in ((Scripted(), PlainPipeline(guide=GUIDE)), (able, PlainPipeline())):
             with pytest.raises(Unsupported) as caught:
-                await read(talking(model, pipeline=pipeline), task)
+                await read(make_runner(model, pipeline=pipeline), task)
             assert caught.value.param == "tool_choice"
         plain = Scripted()
         lax = GenerationOptions(model="m", ignore=frozenset({"tool_choice"}))
-        await read(talking(plain, options=lax), task)
-        await read(talking(plain), ask(tools=[Tool(name="f")]))
+        await read(make_runner(plain, options=lax), task)
+        await read(make_runner(plain), ask(tools=[Tool(name="f")]))
         assert len(plain.calls) == 2
 
     virtual(main)
@@ -357,13 +357,13 @@ def test_the_best_of_many_by_their_probability(virtual: Run[None]) -> None:
 
     async def main() -> None:
         model = Rated()
-        chunks = await read(talking(model), ask("p", n=2, best_of=4))
+        chunks = await read(make_runner(model), ask("p", n=2, best_of=4))
         assert texts(chunks) == {0: "-2.25", 1: "-4.5"}
         assert not any(chunk.logprobs for chunk in chunks)
         assert chunks[-1].usage == Usage(prompt_tokens=1, completion_tokens=4)
         assert model.sampling.logprobs == 0
         model.calls.clear()
-        chunks = await read(talking(model), ask("p", "q", best_of=2, logprobs=1))
+        chunks = await read(make_runner(model), ask("p", "q", best_of=2, logprobs=1))
         assert texts(chunks) == {0: "-4.5", 1: "-2.25"}
         assert any(chunk.logprobs for chunk in chunks)
 
@@ -376,8 +376,8 @@ def test_best_of_requires_probabilities(virtual: Run[None]) -> None:
     async def main() -> None:
         model = Scripted(parameters=frozenset({"seed"}))
         with pytest.raises(Unsupported, match="best_of"):
-            await read(talking(model), ask(best_of=2))
-        await read(talking(model), ask(best_of=1))
+            await read(make_runner(model), ask(best_of=2))
+        await read(make_runner(model), ask(best_of=1))
 
     virtual(main)
 
@@ -388,13 +388,13 @@ def test_another_replica_helps_out_before_the_first_piece(virtual: Run[None], er
 
     async def main() -> None:
         bad, good = Silent(error=error), Scripted()
-        assert texts(await read(talking(bad, good), ask())) == {0: "x"}
+        assert texts(await read(make_runner(bad, good), ask())) == {0: "x"}
         assert (len(bad.calls), len(good.calls)) == (1, 1)
         with pytest.raises(type(error)):
-            await read(talking(bad, Silent(error=error)), ask())
+            await read(make_runner(bad, Silent(error=error)), ask())
         begun, other = Scripted(error=error), Scripted()
         with pytest.raises(type(error)):
-            await read(talking(begun, other), ask())
+            await read(make_runner(begun, other), ask())
         assert other.calls == []
 
     virtual(main)
@@ -406,7 +406,7 @@ def test_other_errors_are_not_tried_again(virtual: Run[None]) -> None:
     async def main() -> None:
         bad, good = Silent(error=EngineFailed("no")), Scripted()
         with pytest.raises(EngineFailed):
-            await read(talking(bad, good), ask())
+            await read(make_runner(bad, good), ask())
         assert good.calls == []
 
     virtual(main)
@@ -417,7 +417,7 @@ def test_answers_go_to_the_replica_with_the_fewest(virtual: Run[None]) -> None:
 
     async def main() -> None:
         first, second = (FakeGenerator(FakeScript(token_ms=1)) for _ in range(2))
-        runner = talking(first, second)
+        runner = make_runner(first, second)
         await asyncio.gather(*(read(runner, ask("a b c")) for _ in range(6)))
         assert (first.closed, second.closed) == (3, 3)
         first.online = False
@@ -438,14 +438,16 @@ def test_the_backends_count_of_a_prompt_goes_before_ours(virtual: Run[None]) -> 
     async def main() -> None:
         generator = Scripted(Piece(text="x", tokens=2, prompt_tokens=40, cached_tokens=30))
         pipeline = PlainPipeline(counts=True)
-        assert (await read(talking(generator, pipeline=pipeline), ask()))[-1].usage == Usage(
+        assert (await read(make_runner(generator, pipeline=pipeline), ask()))[-1].usage == Usage(
             prompt_tokens=40, completion_tokens=2, cached_tokens=30
         )
         mute = Scripted(Piece(text="x"))
-        assert (await read(talking(mute, pipeline=pipeline), ask("a b c")))[-1].usage == Usage(
+        assert (await read(make_runner(mute, pipeline=pipeline), ask("a b c")))[-1].usage == Usage(
             prompt_tokens=3, completion_tokens=1
         )
-        assert (await read(talking(mute), ask("twelve bytes")))[-1].usage == Usage(prompt_tokens=3, completion_tokens=1)
+        assert (await read(make_runner(mute), ask("twelve bytes")))[-1].usage == Usage(
+            prompt_tokens=3, completion_tokens=1
+        )
 
     virtual(main)
 
@@ -454,7 +456,7 @@ def test_dropped_messages_are_reported_once(virtual: Run[None]) -> None:
     """Dropped messages are reported on the first chunk."""
 
     async def main() -> None:
-        chunks = await read(talking(pipeline=PlainPipeline(cut=2)), ask())
+        chunks = await read(make_runner(pipeline=PlainPipeline(cut=2)), ask())
         assert [chunk.cut for chunk in chunks] == [2] + [0] * (len(chunks) - 1)
 
     virtual(main)
@@ -467,7 +469,7 @@ def test_an_invalid_task_is_refused_before_any_work(virtual: Run[None]) -> None:
         model, pipeline = Scripted(), PlainPipeline()
         pipeline.error = InvalidValue("no such thing")
         with pytest.raises(InvalidValue, match="no such thing"):
-            await read(talking(model, pipeline=pipeline), ask())
+            await read(make_runner(model, pipeline=pipeline), ask())
         assert model.calls == []
 
     virtual(main)
@@ -477,14 +479,14 @@ def test_closing_a_stream_of_many_choices_closes_them_all(virtual: Run[None]) ->
     """Running and waiting choices are closed, also when one of them fails."""
 
     async def main() -> None:
-        talker = FakeGenerator(FakeScript(token_ms=1))
-        async with aclosing(talking(talker).stream(ask("a b c", n=40), context())) as chunks:
+        fake_generator = FakeGenerator(FakeScript(token_ms=1))
+        async with aclosing(make_runner(fake_generator).stream(ask("a b c", n=40), context())) as chunks:
             await anext(chunks)
-        assert talker.running == 0
-        assert talker.closed == CHOICES_AT_ONCE
-        outcome = (await gathered(read(talking(talker), ask("a b", "poison-item", "c d"))))[0]
+        assert fake_generator.running == 0
+        assert fake_generator.closed == CHOICES_AT_ONCE
+        outcome = (await gathered(read(make_runner(fake_generator), ask("a b", "poison-item", "c d"))))[0]
         assert isinstance(outcome, EngineFailed)
-        assert talker.running == 0
+        assert fake_generator.running == 0
 
     virtual(main)
 
@@ -501,7 +503,7 @@ async def test_long_prompts_are_prepared_in_a_thread() -> None:
         return await run(call)
 
     threads.run = counted  # type: ignore[method-assign]
-    runner = talking(Scripted(), options=GenerationOptions(model="m", threads=threads))
+    runner = make_runner(Scripted(), options=GenerationOptions(model="m", threads=threads))
     long = "x" * INLINE_CHARS
     turns = [Message(role="user", content=[Part(text=long), Part(text="y")]), Message(role="user", content=long)]
     for task, expected in (
@@ -529,14 +531,14 @@ def soon() -> Context:
 async def test_it_does_not_embed() -> None:
     """Embedding is refused with the field's name."""
     with pytest.raises(Unsupported) as caught:
-        await talking().run(Embed(model="m", inputs=["x"]), soon())
+        await make_runner().run(Embed(model="m", inputs=["x"]), soon())
     assert caught.value.param == "model"
 
 
 def test_a_replica_that_stops_for_good_can_say_so() -> None:
     """Each replica that supports it gets the callback."""
     able, other = Scripted(), FakeGenerator(FakeScript())
-    runner = talking(able, other)
+    runner = make_runner(able, other)
     runner.when_broken(print)
     assert able.broken == [print]
     assert runner.facts.tasks == ("generate",)
@@ -555,7 +557,7 @@ def test_a_replica_that_stops_for_good_can_say_so() -> None:
 )
 async def test_fields_that_exclude_each_other(fields: dict[str, Any], param: str) -> None:
     """Conflicting fields are refused by `check` and by `stream`, not dropped."""
-    runner = talking(Scripted(parameters=SUPPORTED_PARAMETERS | {"guide"}), pipeline=PlainPipeline(guide=GUIDE))
+    runner = make_runner(Scripted(parameters=SUPPORTED_PARAMETERS | {"guide"}), pipeline=PlainPipeline(guide=GUIDE))
     with pytest.raises((InvalidValue, Unsupported)) as caught:
         runner.check(ask(**fields))
     assert caught.value.param == param
@@ -598,10 +600,10 @@ def test_more_top_logprobs_than_supported(virtual: Run[None]) -> None:
             ),
         ):
             with pytest.raises(Unsupported, match="chosen token") as caught:
-                await read(talking(model), task)
+                await read(make_runner(model), task)
             assert caught.value.param == name
         assert model.calls == []
-        lax = talking(model, options=GenerationOptions(model="m", ignore=frozenset({"top_logprobs"})))
+        lax = make_runner(model, options=GenerationOptions(model="m", ignore=frozenset({"top_logprobs"})))
         assert (await read(lax, ask(logprobs=2)))[0].ignored == ("logprobs",)
         assert model.sampling.logprobs == 0
 
