@@ -241,8 +241,8 @@ def test_cancelled_calls_are_counted_and_free_the_slot(virtual: Run[None]) -> No
     virtual(main)
 
 
-async def generate(talker: FakeGenerator, prompt: str, **sampling: Any) -> list[Piece]:
-    pieces = talker.generate(Prompt(text=prompt), Sampling(**sampling), Context(id="r", deadline=soon()))
+async def generate(generator: FakeGenerator, prompt: str, **sampling: Any) -> list[Piece]:
+    pieces = generator.generate(Prompt(text=prompt), Sampling(**sampling), Context(id="r", deadline=soon()))
     return [piece async for piece in pieces]
 
 
@@ -263,11 +263,11 @@ def test_talkers_repeat_the_prompt(
     """Word by word up to the limit, round again only where more is asked for; the last piece says why it ended."""
 
     async def main() -> None:
-        talker = FakeGenerator(FakeScript())
-        pieces = await generate(talker, prompt, **sampling)
+        generator = FakeGenerator(FakeScript())
+        pieces = await generate(generator, prompt, **sampling)
         assert [piece.text for piece in pieces] == words
         assert [piece.finish_reason for piece in pieces] == [None] * (len(words) - 1) + [reason]
-        assert (talker.produced, talker.closed, talker.running) == (len(words), 1, 0)
+        assert (generator.produced, generator.closed, generator.running) == (len(words), 1, 0)
 
     virtual(main)
 
@@ -276,9 +276,9 @@ def test_talkers_tell_probabilities(virtual: Run[None]) -> None:
     """Of each word, and of as many others as asked for; none unless asked."""
 
     async def main() -> None:
-        talker = FakeGenerator(FakeScript())
-        assert [piece.logprobs for piece in await generate(talker, "a b")] == [(), ()]
-        first, second = [piece.logprobs[0] for piece in await generate(talker, "a b", logprobs=2)]
+        generator = FakeGenerator(FakeScript())
+        assert [piece.logprobs for piece in await generate(generator, "a b")] == [(), ()]
+        first, second = [piece.logprobs[0] for piece in await generate(generator, "a b", logprobs=2)]
         assert (first.token, first.logprob, second.token, second.logprob) == ("a", 0, " b", -0.1)
         assert [(each.token, each.logprob) for each in second.top] == [(" b", -0.1), (" b1", -0.2)]
 
@@ -289,21 +289,21 @@ def test_generators_fail_as_scripted(virtual: Run[None]) -> None:
     """Refused before the first word, failed in mid-answer, gone; each time what ran is closed."""
 
     async def main() -> None:
-        talker = FakeGenerator(FakeScript())
+        generator = FakeGenerator(FakeScript())
         with pytest.raises(InputRejected):
-            await generate(talker, "a reject-item")
+            await generate(generator, "a reject-item")
         with pytest.raises(EngineFailed, match="does not say"):
-            await generate(talker, "a poison-item b")
-        assert talker.produced == 1
-        await talker.aclose()
-        assert not talker.ready()
+            await generate(generator, "a poison-item b")
+        assert generator.produced == 1
+        await generator.aclose()
+        assert not generator.ready()
         with pytest.raises(TransportFailed):
-            await generate(talker, "a")
-        late = talker.generate(Prompt(text="a"), Sampling(), Context(id="r", deadline=0.0))
-        talker.online = True
+            await generate(generator, "a")
+        late = generator.generate(Prompt(text="a"), Sampling(), Context(id="r", deadline=0.0))
+        generator.online = True
         with pytest.raises(DeadlineExceeded):
             await anext(late)
-        assert talker.running == 0
+        assert generator.running == 0
 
     virtual(main)
 
@@ -312,8 +312,8 @@ def test_adapters_change_the_answer(virtual: Run[None]) -> None:
     """So that a test can see which one was asked."""
 
     async def main() -> None:
-        talker = FakeGenerator(FakeScript())
-        pieces = talker.generate(Prompt(text="a b"), Sampling(), Context(id="r", deadline=soon()), adapter="loud")
+        generator = FakeGenerator(FakeScript())
+        pieces = generator.generate(Prompt(text="a b"), Sampling(), Context(id="r", deadline=soon()), adapter="loud")
         assert [piece.text async for piece in pieces] == ["A", " B"]
 
     virtual(main)

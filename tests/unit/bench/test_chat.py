@@ -16,7 +16,7 @@ from shoal.bench.answers import Answer
 from shoal.bench.chat import ChatPlan, ChatStreamReader, cpu_s, measure_http, run_level, run_levels
 
 
-class Talker:
+class FakeChatServer:
     """Streams three words and a usage event, or what a test sets; `refuse`: a status to answer instead."""
 
     def __init__(self) -> None:
@@ -70,12 +70,12 @@ def whole(status: str, body: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def talking() -> AsyncIterator[Talker]:
-    talker = Talker()
-    listener = await asyncio.start_server(talker.serve, "127.0.0.1", 0)
-    talker.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+async def run_server() -> AsyncIterator[FakeChatServer]:
+    server = FakeChatServer()
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     try:
-        yield talker
+        yield server
     finally:
         listener.close()
         await listener.wait_closed()
@@ -83,30 +83,30 @@ async def talking() -> AsyncIterator[Talker]:
 
 async def test_streams_are_requested_and_timed() -> None:
     """Two levels; no more requests in flight than said; every prompt is another; the server's counts are used."""
-    async with talking() as talker:
+    async with run_server() as server:
         plan = ChatPlan(concurrency=(1, 3), requests=7, input_tokens=12, output_tokens=5)
-        one, three = await measure_http(talker.url, plan, key="secret")
+        one, three = await measure_http(server.url, plan, key="secret")
     assert (one.concurrency, one.requests, three.concurrency, three.requests) == (1, 7, 3, 7)
     assert not three.errors
     assert three.rows["Output Sequence Length (tokens)"].avg == 4
     assert three.rows["Input Sequence Length (tokens)"].avg == 9
     assert one.rows["Time To First Token (ms)"].max <= one.rows["Request Latency (ms)"].max
-    assert talker.peak <= 3
-    prompts = [body["messages"][0]["content"] for body in talker.requests]
+    assert server.peak <= 3
+    prompts = [body["messages"][0]["content"] for body in server.requests]
     assert len(set(prompts)) == len(prompts) == 15
     assert {len(prompt.split()) for prompt in prompts} == {12}
-    assert {(body["model"], body["max_tokens"], body["stream"]) for body in talker.requests} == {("first", 5, True)}
-    assert all(body["stream_options"] == {"include_usage": True} for body in talker.requests)
-    assert all(b"authorization: Bearer secret\r\n" in head for head in talker.heads)
+    assert {(body["model"], body["max_tokens"], body["stream"]) for body in server.requests} == {("first", 5, True)}
+    assert all(body["stream_options"] == {"include_usage": True} for body in server.requests)
+    assert all(b"authorization: Bearer secret\r\n" in head for head in server.heads)
 
 
 async def test_the_other_endpoint_whole_answers_and_exact_lengths() -> None:
     """/v1/completions takes a prompt; an answer that comes whole has no first token."""
-    async with talking() as talker:
+    async with run_server() as server:
         plan = ChatPlan(model="m", requests=2, endpoint="completions", stream=False, exact=True, output_tokens=8)
-        (found,) = await measure_http(talker.url, plan)
-    assert talker.heads[0].startswith(b"POST /v1/completions ")
-    body = talker.requests[0]
+        (found,) = await measure_http(server.url, plan)
+    assert server.heads[0].startswith(b"POST /v1/completions ")
+    body = server.requests[0]
     assert (body["model"], body["ignore_eos"], body["min_tokens"]) == ("m", True, 8)
     assert "stream_options" not in body
     assert isinstance(body["prompt"], str)
@@ -116,19 +116,19 @@ async def test_the_other_endpoint_whole_answers_and_exact_lengths() -> None:
 
 async def test_a_refusal_at_the_start_ends_it_with_the_server_s_words() -> None:
     """Nothing is measured against a wall."""
-    async with talking() as talker:
-        talker.refuse = "429 Too Many Requests"
+    async with run_server() as server:
+        server.refuse = "429 Too Many Requests"
         with pytest.raises(RuntimeError, match=r"429: .*not now"):
-            await measure_http(talker.url, ChatPlan(model="m"))
-    assert len(talker.requests) == 1
+            await measure_http(server.url, ChatPlan(model="m"))
+    assert len(server.requests) == 1
 
 
 async def test_an_error_in_mid_stream_is_no_answer() -> None:
     """It is told by its words, though the status was 200."""
-    async with talking() as talker:
-        talker.tail = b'data: {"error":{"message":"out of memory"}}\n\n'
+    async with run_server() as server:
+        server.tail = b'data: {"error":{"message":"out of memory"}}\n\n'
         with pytest.raises(RuntimeError, match=r"in mid-stream: .*out of memory"):
-            await measure_http(talker.url, ChatPlan(model="m"))
+            await measure_http(server.url, ChatPlan(model="m"))
 
 
 async def test_nothing_listens() -> None:

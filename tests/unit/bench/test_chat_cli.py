@@ -133,7 +133,7 @@ class TestEmbeddings:
         assert "--surface" in CliRunner().invoke(app, ["bench", "embed", "--help"], env={"COLUMNS": "200"}).output
 
 
-def talker(
+def fake_llm(
     name: str, inputs: Mapping[str, pb.DataType], requests: list[dict[str, Any]], *, batch: int = 0
 ) -> FakeModel:
     """A decoupled text model that answers two words, and keeps what it was asked; `broken` answers an error."""
@@ -166,7 +166,7 @@ class TestGrpc:
         requests: list[dict[str, Any]] = []
         kinds = {"stream": pb.TYPE_BOOL, "sampling_parameters": pb.TYPE_STRING}
         async with FakeTriton() as triton:
-            triton.add(talker("m", kinds, requests))
+            triton.add(fake_llm("m", kinds, requests))
             plan = ChatPlan(model="m", requests=3, concurrency=(2,), input_tokens=4, output_tokens=6, exact=True)
             (found,) = await measure_grpc(triton.target, plan)
         assert (found.requests, found.errors, found.tokens_by) == (3, {}, "chunks")
@@ -184,7 +184,7 @@ class TestGrpc:
         requests: list[dict[str, Any]] = []
         flags = {"return_num_input_tokens": pb.TYPE_BOOL, "return_num_output_tokens": pb.TYPE_BOOL}
         async with FakeTriton() as triton:
-            triton.add(talker("m", {"sampling_parameters": pb.TYPE_STRING, **flags}, requests))
+            triton.add(fake_llm("m", {"sampling_parameters": pb.TYPE_STRING, **flags}, requests))
             (found,) = await measure_grpc(triton.target, ChatPlan(model="m", requests=2))
         assert found.tokens_by == "server"
         assert found.rows["Output Sequence Length (tokens)"].avg == 9
@@ -195,7 +195,7 @@ class TestGrpc:
         """With a batch dimension, and its own name for the length."""
         requests: list[dict[str, Any]] = []
         async with FakeTriton() as triton:
-            triton.add(talker("m", {"max_tokens": pb.TYPE_INT32, "stream": pb.TYPE_BOOL}, requests, batch=8))
+            triton.add(fake_llm("m", {"max_tokens": pb.TYPE_INT32, "stream": pb.TYPE_BOOL}, requests, batch=8))
             await measure_grpc(triton.target, ChatPlan(model="m", requests=1, output_tokens=6))
         assert requests[0]["max_tokens"] == ((1, 1), 6)
         assert requests[0]["text_input"][0] == (1, 1)
@@ -203,7 +203,7 @@ class TestGrpc:
     async def test_a_model_that_fails(self) -> None:
         """Its own words."""
         async with FakeTriton() as triton:
-            triton.add(talker("broken", {}, []))
+            triton.add(fake_llm("broken", {}, []))
             with pytest.raises(RuntimeError, match="out of order"):
                 await measure_grpc(triton.target, ChatPlan(model="broken"))
 
