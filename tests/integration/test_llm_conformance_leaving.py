@@ -61,8 +61,8 @@ class Watched:
             before = self._noted("cancelled")
             return lambda: self._noted("cancelled") > before
         if kind.name == "dynamo":
-            gone = stack.dynamo.cancelled
-            return lambda: stack.dynamo.cancelled > gone
+            cancelled_before = stack.dynamo.cancelled
+            return lambda: stack.dynamo.cancelled > cancelled_before
         if kind.name == "upstream":
             count = metric(stack.upstream, "shoal_cancelled_total", model="far")
             return lambda: (

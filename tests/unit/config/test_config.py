@@ -388,20 +388,20 @@ class TestModels:
 class TestPresets:
     """The layers of a preset; what each preset reads is in test_presets."""
 
-    @given(given=st.sets(st.sampled_from(config.PRECEDENCE)))
+    @given(layers=st.sets(st.sampled_from(config.PRECEDENCE)))
     def test_the_first_layer_that_gives_a_value_wins(
-        self, tmp_path_factory: pytest.TempPathFactory, given: set[config.Layer]
+        self, tmp_path_factory: pytest.TempPathFactory, layers: set[config.Layer]
     ) -> None:
         """For every set of layers the value and its source are those of the earliest; without the preset neither its
         default nor the other server's variable is read."""
-        flags = {"max_batch_size": "101"} if "flag" in given else {}
-        environ = {"SHOAL_MAX_BATCH_SIZE": "102"} if "env" in given else {}
-        environ |= {"MAX_BATCH_SIZE": "103"} if "foreign" in given else {}
-        file = write(tmp_path_factory.mktemp("layers"), "max_batch_size = 104") if "file" in given else None
+        flags = {"max_batch_size": "101"} if "flag" in layers else {}
+        environ = {"SHOAL_MAX_BATCH_SIZE": "102"} if "env" in layers else {}
+        environ |= {"MAX_BATCH_SIZE": "103"} if "foreign" in layers else {}
+        file = write(tmp_path_factory.mktemp("layers"), "max_batch_size = 104") if "file" in layers else None
         values = {"flag": 101, "env": 102, "foreign": 103, "file": 104, "preset": 32, "default": 64}
         for name, ignored in (("inference-server", {"default"}), ("", {"foreign", "preset"})):
             loaded = config.load({**flags, "as": name}, environ, file)
-            possible = ({*given, "preset", "default"}) - ignored
+            possible = ({*layers, "preset", "default"}) - ignored
             winner = next(layer for layer in config.PRECEDENCE if layer in possible)
             assert loaded.settings.max_batch_size == values[winner]
             assert loaded.sources["max_batch_size"].layer == winner
