@@ -261,7 +261,7 @@ class TestGivenUp:
             while await response.read_piece():
                 pass
         async with asyncio.timeout(30):
-            await server.requests[0].gone.wait()
+            await server.requests[0].disconnected.wait()
 
 
 async def chatters(exchange: Exchange) -> None:
