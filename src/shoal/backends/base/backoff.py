@@ -37,4 +37,4 @@ async def find_first(
             except waits as error:
                 note(f"waiting for {address}: {error}")
         await asyncio.sleep(pause)
-    raise AssertionError("the pauses never end")
+    raise AssertionError("the backoff is endless")

@@ -105,7 +105,7 @@ class Presence:
                 missed += 1
                 self._record_error(error, missed)
             except Exception as error:  # a bug here must not end the checks: the model would never come back
-                self._logger.exception("watching %s failed in an unforeseen way", self._name)
+                self._logger.exception("watching %s failed unexpectedly", self._name)
                 missed += 1
                 self._record_error(InternalError(f"watching the server failed: {error!r}"), missed)
 

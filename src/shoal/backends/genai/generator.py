@@ -203,9 +203,9 @@ class GenaiGenerator:
             if self._failure is None:  # else this end closed the socket and has set the reason
                 self._mark_broken(await self._worker.crash_error())
         except Exception as unforeseen:  # no reader may wait forever for pieces
-            logger.exception("what the process of %s says cannot be read", self._facts.name)
+            logger.exception("cannot read a message of the process of %s", self._facts.name)
             self._mark_broken(
-                EngineFailed(f"the language model's process is not understood ({unforeseen}); load it again")
+                EngineFailed(f"the language model's process sent an invalid message ({unforeseen}); load it again")
             )
         await self._worker.end(0)
 

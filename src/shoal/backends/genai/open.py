@@ -48,8 +48,8 @@ async def open_llm(
         raise AddressError(f"{name}: {stored.manifest.address} embeds and does not generate: name a language model")
     if table.adapters:
         raise ConfigError(
-            f'[models."{name}".adapters]: models on this machine take no LoRAs; merge it into the model before it is '
-            "exported, or serve it with a server that has them"
+            f'[models."{name}".adapters]: local models do not support LoRAs; merge it into the model before the '
+            "export, or use a server that supports them"
         )
     rounded = await asyncio.to_thread(_rounded_weights, stored, spec)
     generator = await start_generator(model_path(stored, spec), name=name, options=_options(spec, settings, table))

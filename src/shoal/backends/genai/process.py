@@ -136,7 +136,7 @@ class Worker:
                     self._writer.write(self._outbox.pop(next(iter(self._outbox))))
                     await self._writer.drain()
         except OSError as error:  # the process is gone: the reader of frames reports it
-            logger.debug("a language model's process reads no more: %s", error)
+            logger.debug("a language model's process no longer reads requests: %s", error)
 
     async def _collect(self) -> None:
         """Read the process's output to its end and keep the last part."""

@@ -64,4 +64,4 @@ class Watch:
             self._ping()
         elif self._ticks == SILENT_AT:
             self.silent = True
-            logger.error("%s is out of service: its process does not answer for %g s", self._name, LOOK_S * SILENT_AT)
+            logger.error("%s is out of service: its process has not responded for %g s", self._name, LOOK_S * SILENT_AT)

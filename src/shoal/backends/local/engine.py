@@ -125,7 +125,7 @@ class LocalEngine:
             logger.error("%s is out of service: after a failed batch %s", self.facts.name, error.message)
         except Exception:  # the failed lanes may return wrong results, and nobody awaits this task's error
             self._closed = True
-            logger.exception("%s is out of service: after a failed batch it could not be built anew", self.facts.name)
+            logger.exception("%s is out of service: after a failed batch it could not be rebuilt", self.facts.name)
         finally:
             self._rebuild_task = None
 

@@ -200,7 +200,7 @@ async def open_local(
 def check_same_model(name: str, stored: Sequence[StoredModel]) -> None:
     """Raise AddressError if the replicas are not the same model."""
     if len({hash_weights(one) for one in stored}) > 1:
-        raise AddressError(f"{name}: these addresses do not hold the same weights: serve each under a name of its own")
+        raise AddressError(f"{name}: these addresses have different weights: serve each under a separate name")
 
 
 def _build_pipeline(folder: Path, spec: TextSpec, settings: Settings) -> TextPipeline | PairPipeline:

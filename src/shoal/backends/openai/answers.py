@@ -79,7 +79,7 @@ class AnswerReader:
         try:
             answer = _ANSWER.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise invalid_answer_error(f"what is not of OpenAI's API ({error})") from None
+            raise invalid_answer_error(f"a response that does not match OpenAI's API ({error})") from None
         if answer.error:
             raise failure_error(body, self._key)
         if answer.usage is not None:

@@ -171,7 +171,7 @@ class UpstreamEngine(PresenceMixin):
                 limit = parse_batch_limit(answer.raw_message)
                 if limit is None or limit >= len(items):
                     break
-                logger.info("%s takes %d texts at once: batches are cut to that", self.facts.name, limit)
+                logger.info("%s accepts at most %d texts at once: limiting batches to that", self.facts.name, limit)
                 self.facts = replace(self.facts, max_batch_size=min(limit, self.facts.max_batch_size))
                 return None
         raise engine_error(answer, self.client.base)

@@ -107,7 +107,9 @@ def _client_body(answer: Answer) -> bytes:
     """Return the body for the client: the server's own, or a replacement if that quotes Shoal's key."""
     if not answer.quotes_key:
         return answer.body
-    message = f"the server refused with status {answer.status}, in words that quote Shoal's own key: they stay here"
+    message = (
+        f"the server refused with status {answer.status}, with a message that quotes Shoal's own key, which is withheld"
+    )
     return msgspec.json.encode({"error": {"message": message, "type": "upstream_error", "param": None, "code": None}})
 
 

@@ -102,7 +102,7 @@ async def open_upstream(target: Target, lane: MakeLane, note: Notify) -> Runner:
             except (TransportFailed, CapacityError) as error:  # lost or busy before its first answer
                 note(f"waiting for {target.addresses[found.number]}: {error.message}")
             await asyncio.sleep(pause)
-    raise AssertionError("the pauses never end")
+    raise AssertionError("the backoff is endless")
 
 
 async def list_offers(address: Address, settings: Settings) -> dict[str, ServedModel | str]:

@@ -264,7 +264,7 @@ async def _read_whole(response: Response, attempt: Attempt) -> bytes:
     if not answer.is_complete:
         raise UpstreamFailed(f"the server answered more than {MAX_ANSWER_BYTES} bytes: ask for less, or for a stream")
     if not answer.has_json_body:
-        raise errors.invalid_answer_error("what is no JSON")
+        raise errors.invalid_answer_error("invalid JSON")
     return answer.body
 
 

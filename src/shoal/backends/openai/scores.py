@@ -122,7 +122,7 @@ class LabelNames:
             self._names = [*sorted(scores, key=_natural_key)]
         if not scores or set(scores) != set(self._names) or len(scores) != count:
             raise UpstreamFailed(
-                f"the server at {where} scores other labels than {', '.join(self.class_names[:10]) or 'any'}"
+                f"the server at {where} scores different labels than {', '.join(self.class_names[:10]) or 'any'}"
             )
         return [scores[name] for name in self._names if name is not None]
 
@@ -196,7 +196,7 @@ def _decode(decoder: msgspec.json.Decoder[T], answer: Answer, where: str) -> T:
     try:
         return decoder.decode(answer.body)
     except _UNREADABLE as error:
-        raise UpstreamFailed(f"the server at {where} answered what are no scores: {error}") from None
+        raise UpstreamFailed(f"the server at {where} returned invalid scores: {error}") from None
 
 
 def _floats(rows: Sequence[Sequence[float]]) -> Vectors:

@@ -65,7 +65,7 @@ class EmbeddingCalls:
                 if place % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
                     await asyncio.sleep(0)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise UpstreamFailed(f"the server at {where} answered what are no embeddings: {error}") from None
+            raise UpstreamFailed(f"the server at {where} returned invalid embeddings: {error}") from None
         found = [row for row in rows if row is not None]
         if len(found) != len(items):
             raise UpstreamFailed(f"the server at {where} answered {len(found)} vectors for {len(items)} texts")

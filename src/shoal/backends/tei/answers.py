@@ -168,7 +168,7 @@ def _decode_pieces(
         for part in _split_rows(_raw_rows(body, count, where)):
             yield decoder.decode(b"[" + b",".join(part) + b"]")
     except _UNREADABLE as error:
-        raise UpstreamFailed(f"the server at {where} answered what it should not have: {error}") from None
+        raise UpstreamFailed(f"the server at {where} returned an invalid response: {error}") from None
 
 
 def _raw_rows(body: bytes, count: int | None, where: str) -> list[msgspec.Raw]:
@@ -176,7 +176,7 @@ def _raw_rows(body: bytes, count: int | None, where: str) -> list[msgspec.Raw]:
     try:
         rows = _ROWS.decode(body)
     except _UNREADABLE as error:
-        raise UpstreamFailed(f"the server at {where} answered what it should not have: {error}") from None
+        raise UpstreamFailed(f"the server at {where} returned an invalid response: {error}") from None
     _check_count(len(rows), count, where)
     return rows
 

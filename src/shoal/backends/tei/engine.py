@@ -183,7 +183,7 @@ class TeiEngine(PresenceMixin):
 
     def _lower_batch_limit(self, limit: int) -> None:
         """Send at most `limit` inputs per call from now on."""
-        logger.info("%s takes %d inputs at once: batches are cut to that", self._name, limit)
+        logger.info("%s accepts at most %d inputs at once: limiting batches to that", self._name, limit)
         self._refused_size = limit
         self.facts = replace(self.facts, max_batch_size=min(limit, self.facts.max_batch_size))
 

@@ -237,7 +237,7 @@ class GrpcLink:
             # Reading a stream that ended during a write gives INTERNAL; the first status is the server's.
             raise self._to_error(*(statuses or [(error.code(), error.details() or "")])[0]) from error
         except DecodeError as error:
-            raise UpstreamFailed(f"the server at {self.base} answered what it should not have: {error}") from None
+            raise UpstreamFailed(f"the server at {self.base} returned an invalid response: {error}") from None
         except asyncio.CancelledError as error:
             self._check_open(error)
             raise

@@ -107,7 +107,7 @@ class HttpLink:
         try:
             rows = decoder.decode(answer.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise UpstreamFailed(f"the server at {self.base} answered what are no tokens: {error}") from None
+            raise UpstreamFailed(f"the server at {self.base} returned invalid tokens: {error}") from None
         if len(rows) != count:
             raise UpstreamFailed(f"the server at {self.base} answered {len(rows)} rows for {count} inputs")
         return rows

@@ -97,7 +97,7 @@ async def open_tei(target: Target, lane: MakeLane, note: Notify) -> Runner:
             except (BackendError, CapacityError) as error:  # lost, busy or failed before its first answer
                 note(f"waiting for {target.addresses[number]}: {error.message}")
             await asyncio.sleep(pause)
-    raise AssertionError("the pauses never end")
+    raise AssertionError("the backoff is endless")
 
 
 async def list_offers(address: Address, settings: Settings) -> dict[str, ServedModel | str]:

@@ -222,7 +222,7 @@ def _decode_stream_response(data: bytes) -> pb.ModelStreamInferResponse:
         if not answer.error_message:
             return answer
     except DecodeError:
-        answer = pb.ModelStreamInferResponse(error_message="the server streamed what is no answer of KServe v2")
+        answer = pb.ModelStreamInferResponse(error_message="the server streamed an invalid KServe v2 response")
     try:
         plain = pb.ModelInferResponse.FromString(data)
     except DecodeError:

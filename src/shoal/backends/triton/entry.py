@@ -134,7 +134,7 @@ class EntrySpec:
         check_served_name(self.name)
         options = self.options
         if self.text is None and self.image is None:
-            raise ConfigError(f"{self.name} reads neither texts nor pictures: there is nothing to write")
+            raise ConfigError(f"{self.name} reads neither texts nor images: there is nothing to write")
         if options.fp16 and self.precision != "f16" and (options.accelerator, options.kind) != ("tensorrt", "gpu"):
             raise ConfigError(
                 "fp16 is made by the TensorRT accelerator on a GPU: choose triton_accelerator tensorrt and triton_kind "
@@ -143,8 +143,8 @@ class EntrySpec:
             )
         if options.text_in and (why := self._why_no_text_in()):
             raise ConfigError(
-                f"an ensemble that takes texts gives the dense vectors of an encoder, and {self.name} {why}: load it "
-                "without text_in, and let Shoal tokenise",
+                f"an ensemble that accepts texts returns the dense vectors of an encoder, but {self.name} {why}: load "
+                "it without text_in, and let Shoal tokenize",
                 param="triton_text_in",
             )
         if options.text_in and self.tokenizer is None:
@@ -160,7 +160,7 @@ class EntrySpec:
     def _why_no_text_in(self) -> str:
         """Return why no ensemble that takes texts can be made of it; "" if one can."""
         if self.image is not None:
-            return "reads pictures"
+            return "reads images"
         assert self.text is not None, "one of the two is there"
         if not self.text.dimension:
             return "gives no dense vectors"
@@ -249,7 +249,7 @@ def _image_model(spec: EntrySpec, part: Part) -> TritonModel:
     if spec.options.warm_up:
         (pixels,) = tensors[0]
         blank = {"dataType": f"TYPE_{pixels.datatype}", "dims": list(pixels.dims), "zeroData": True}
-        config["modelWarmup"] = [{"name": "a picture", "batchSize": 1, "inputs": {pixels.name: blank}}]
+        config["modelWarmup"] = [{"name": "an image", "batchSize": 1, "inputs": {pixels.name: blank}}]
     return _build_model(spec, part, config, files)
 
 

@@ -60,8 +60,8 @@ class ModelPresence(Presence, Generic[S]):
         found = await self._endpoint.find(again=self._has_served, reload=self._crashed)
         if found.tensors != self.schema.tensors:
             if self._has_served:
-                raise ConfigError("the model's tensors are not what they were: load it anew to serve it as it is now")
-            raise ConfigError("the model's tensors are not those of its peers: serve it under a name of its own")
+                raise ConfigError("the model's tensors have changed: reload it to serve the new version")
+            raise ConfigError("the model's tensors differ from its peers': serve it under a separate name")
         self.schema = found
         await self._admit_schema()
         self._has_served, self._crashed = True, False

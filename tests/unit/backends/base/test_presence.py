@@ -60,9 +60,9 @@ async def test_one_that_never_served_is_admitted_first(server: Server) -> None:
     presence = Presence("m-0", logger, look=server.look, admit=server.admit)
     assert not presence.ready
     assert presence.reason == "it was not reached yet"
-    server.refuses = ConfigError("it is another model")
+    server.refuses = ConfigError("it is a different model")
     begin(presence)
-    await until(lambda: presence.reason == "it is another model")
+    await until(lambda: presence.reason == "it is a different model")
     assert not presence.ready
     server.refuses = None
     await until(lambda: presence.ready)
@@ -88,11 +88,11 @@ async def test_a_server_that_returns_with_another_model_is_logged(
     server.ill = TransportFailed("away")
     begin(presence)
     await until(lambda: server.looks > SLOW_LOOKS)
-    server.ill, server.refuses = None, ConfigError("it is another model")
+    server.ill, server.refuses = None, ConfigError("it is a different model")
     await until(lambda: server.admitted > SLOW_LOOKS)
-    assert presence.reason == "it is another model"
+    assert presence.reason == "it is a different model"
     messages = [each.getMessage() for each in caplog.records]
-    assert messages == ["m-0 is out of service: away", "m-0 cannot serve: it is another model"]
+    assert messages == ["m-0 is out of service: away", "m-0 cannot serve: it is a different model"]
 
 
 async def test_one_that_is_late_has_more_time(server: Server, presence: Presence) -> None:
@@ -127,7 +127,7 @@ async def test_a_bug_does_not_end_the_watch(
     begin(presence)
     await until(lambda: server.looks > 2)
     assert "watching the server failed: ValueError('bug')" in presence.reason
-    assert "in an unforeseen way" in caplog.text
+    assert "unexpectedly" in caplog.text
     server.ill = None
     await until(lambda: presence.ready)
 

@@ -503,10 +503,10 @@ class TestLife:
         """A process that sends invalid messages is killed, with an error."""
         made = await start_generator(IR, name="babel", options=EXACT)
         made._worker._reader.feed_data(b"\x00\x00\x00\x01\xc1")
-        with pytest.raises(ShoalError, match="not understood"):
+        with pytest.raises(ShoalError, match="an invalid message"):
             await answer(made, PROMPT, max_tokens=1900)
         await made.aclose()
-        assert "cannot be read" in caplog.text
+        assert "cannot read a message" in caplog.text
 
 
 class TestOpening:

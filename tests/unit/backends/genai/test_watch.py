@@ -46,7 +46,7 @@ def test_a_process_that_never_answers(caplog: pytest.LogCaptureFixture) -> None:
         assert recorder.losses == [LOOK_S * GONE_AT] == [135.0]
 
     run_virtual(main)
-    assert "tiny is out of service: its process does not answer for 30 s" in caplog.text
+    assert "tiny is out of service: its process has not responded for 30 s" in caplog.text
 
 
 def test_one_that_answers_the_ping_is_back(caplog: pytest.LogCaptureFixture) -> None:

@@ -345,7 +345,7 @@ class TestReading:
 
     @pytest.mark.parametrize("body", [b"", b"[]", b'{"choices":3}', b'{"choices":[{"delta":{"content":3}}]}', b"\xff"])
     def test_what_is_no_answer(self, body: bytes) -> None:
-        with pytest.raises(UpstreamRefused, match="not of OpenAI's API"):
+        with pytest.raises(UpstreamRefused, match="not match OpenAI's API"):
             list(AnswerReader().read(body))
 
 
@@ -390,5 +390,5 @@ class TestUsage:
     def test_what_nests_too_deep_counts_nothing(self) -> None:
         deep = b"[" * 5000 + b"]" * 5000
         assert parse_usage(b'{"usage":{"prompt_tokens":1},"x":' + deep + b"}") is None
-        with pytest.raises(UpstreamRefused, match="not of OpenAI's API"):
+        with pytest.raises(UpstreamRefused, match="not match OpenAI's API"):
             list(AnswerReader().read(b'{"choices":' + deep + b"}"))

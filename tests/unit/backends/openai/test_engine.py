@@ -363,11 +363,11 @@ class TestService:
         await server.stop()
         await until(lambda: not engine.ready())
         assert "not reachable" in engine.reason
-        admission.error = ConfigError("it is another model")
+        admission.error = ConfigError("it is a different model")
         await server.start()
         await until(lambda: admission.calls > 2)
         assert not engine.ready()
-        assert engine.reason == "it is another model"
+        assert engine.reason == "it is a different model"
         admission.error = None
         await until(engine.ready)
         assert engine.reason == ""
@@ -394,7 +394,7 @@ class TestService:
             await ask(engine, "a")
         engine.start()
         await until(lambda: admission.calls > 1)
-        assert "in an unforeseen way" in caplog.text
+        assert "unexpectedly" in caplog.text
         admission.error = None
         await until(engine.ready)
 

@@ -383,7 +383,7 @@ class TestWatching:
             runner._fleet.start()
             await until(runner._fleet, ready=False)
             assert looks >= 3
-            assert "in an unforeseen way" in caplog.text
+            assert "unexpectedly" in caplog.text
             await runner.aclose()
 
     async def test_a_look_costs_no_token(self) -> None:

@@ -164,7 +164,7 @@ class TestWholeAnswers:
     @pytest.mark.parametrize(
         ("script", "words"),
         [
-            (answer(b"<html>"), "no JSON"),
+            (answer(b"<html>"), "invalid JSON"),
             (answer(b"{}", content_type="text/event-stream"), "was asked for one answer"),
             (answer(b"", 201), "status 201"),
             (answer(b'{"x":"' + b"y" * 2000 + b'"}'), "more than 1000 bytes"),
@@ -427,7 +427,7 @@ class TestErrors:
         _, error = await broken(runner, task)
         assert isinstance(error, UpstreamRefused)
         assert error.status == status
-        assert "stay here" in json.loads(error.body)["error"]["message"]
+        assert "is withheld" in json.loads(error.body)["error"]["message"]
         assert "CRET" not in error.message + error.body.decode()
         await runner.aclose()
 

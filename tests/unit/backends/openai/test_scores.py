@@ -124,9 +124,9 @@ class TestClasses:
         row = [{"label": f"LABEL_{number}", "score": number / 16} for number in (10, 9, 2)]
         assert await self.read(calls, [row]) == [[0.125, 0.5625, 0.625]]
         assert labels.class_names == ("LABEL_2", "LABEL_9", "LABEL_10")
-        with pytest.raises(UpstreamFailed, match="other labels than LABEL_2"):
+        with pytest.raises(UpstreamFailed, match="different labels than LABEL_2"):
             await self.read(calls, [row[:2]])
-        with pytest.raises(UpstreamFailed, match="other labels than LABEL_2"):
+        with pytest.raises(UpstreamFailed, match="different labels than LABEL_2"):
             await self.read(calls, [[*row[:2], row[0]]])
 
     async def test_names_that_are_known(self) -> None:

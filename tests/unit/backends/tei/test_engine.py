@@ -407,7 +407,7 @@ class TestTheWatch:
         await until(lambda: "a bug" in engine.reason)
         admission.error = None
         await until(engine.ready)
-        assert "unforeseen" in caplog.text
+        assert "unexpectedly" in caplog.text
 
 
 def test_what_the_fake_reads() -> None:

@@ -150,7 +150,7 @@ class TestFailures:
             ("empty", "0 rows for 2 inputs"),
             ("more", "more rows"),
             ("ragged", "vectors of several lengths"),
-            ("garbage", "what it should not have"),
+            ("garbage", "returned an invalid response"),
         ],
     )
     async def test_answers_that_are_none(

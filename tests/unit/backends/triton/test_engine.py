@@ -358,9 +358,9 @@ class TestWatch:
         model = triton.models["emb"]
         model.config.output[0].dims[0] = DIMENSION + 1
         await triton.start()
-        await until(lambda: "tensors are not what they were: load it anew" in engine.reason)
+        await until(lambda: "tensors have changed: reload it" in engine.reason)
         assert not engine.ready()
-        assert caplog.text.count("tensors are not what they were") == 1
+        assert caplog.text.count("tensors have changed: reload") == 1
         model.config.output[0].dims[0] = DIMENSION
         await until(engine.ready)
         assert admission.calls == 1
@@ -369,12 +369,12 @@ class TestWatch:
         self, triton: FakeTriton, target: Endpoint, admission: FakeAdmission, caplog: pytest.LogCaptureFixture
     ) -> None:
         """As long as it likes, and with its words; they are logged once."""
-        admission.error = ConfigError("it is another model")
+        admission.error = ConfigError("it is a different model")
         engine = TritonEngine(target, "emb-1", embedder=await found(target), admit=admission)
         assert (engine.ready(), engine.reason) == (False, "it was not reached yet")
         engine.start()
         await until(lambda: admission.calls > 3)
-        assert (engine.ready(), engine.reason) == (False, "it is another model")
+        assert (engine.ready(), engine.reason) == (False, "it is a different model")
         assert [each.getMessage() for each in caplog.records] == ["emb-1 cannot serve: it is a different model"]
         admission.error = None
         await until(engine.ready)
@@ -387,7 +387,7 @@ class TestWatch:
         engine = TritonEngine(target, "emb-1", embedder=await found(target), admit=admission)
         engine.start()
         await until(lambda: "by hand" in engine.reason)
-        assert "unforeseen" in caplog.text
+        assert "unexpectedly" in caplog.text
         admission.error = None
         await until(engine.ready)
         await engine.aclose()

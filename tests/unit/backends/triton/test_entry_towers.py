@@ -117,9 +117,9 @@ class TestWritten:
             entry(tmp_path, image=ImageTower(graph=tmp_path / "below" / "image.onnx", spec=IMAGE, data=(data,)))
 
     def test_what_cannot_be(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="reads pictures"):
+        with pytest.raises(ConfigError, match="reads images"):
             towers(tmp_path, options={"text_in": True})
-        with pytest.raises(ConfigError, match="neither texts nor pictures"):
+        with pytest.raises(ConfigError, match="neither texts nor images"):
             entry(tmp_path, text=None)
 
 

@@ -432,7 +432,7 @@ class TestWatch:
         await until(lambda: not generator.ready())
         model.config = talker("vllm").config
         await bench.triton.start()
-        await until(lambda: "are not what they were" in generator.reason)
+        await until(lambda: "have changed: reload" in generator.reason)
         model.config = before
         await until(generator.ready)
 

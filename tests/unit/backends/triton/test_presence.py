@@ -98,13 +98,13 @@ async def test_what_came_back_otherwise_stays_out() -> None:
     model, admission = Model(found=Schema("other")), FakeAdmission()
     found = watch(model, admission, serving=False)
     found.start(look_s=0.0, again_s=(0.0,))
-    await until(lambda: "not those of its peers" in found.reason)
+    await until(lambda: "differ from its peers'" in found.reason)
     model.found, admission.error = Schema(), ConfigError("not through this door")
     await until(lambda: found.reason == "not through this door")
     admission.error = None
     await until(lambda: found.ready)
     model.serves, model.found = False, Schema("other")
-    await until(lambda: "are not what they were" in found.reason)
+    await until(lambda: "have changed: reload" in found.reason)
     assert found.schema == Schema()
     await found.aclose()
 

@@ -123,7 +123,7 @@ class Network:
     def _check_cancelled(self, *_: Any) -> None:
         stop = getattr(self._thread_state, "stop", None)
         if stop is not None and stop.is_set():
-            raise BatchCancelled("nobody waits for this batch any more")
+            raise BatchCancelled("no request waits for this batch any more")
 
 
 def published_precision(folder: Path, spec: TextSpec) -> str:

@@ -114,7 +114,7 @@ class TritonHost:
             logger.error("no Triton: %s", error.message)
             self._give_up(error)
         except Exception as error:  # a bug: callers that wait for the server must see it
-            logger.exception("Triton could not be run for an unforeseen reason")
+            logger.exception("Triton failed to start for an unexpected reason")
             self._give_up(InternalError(f"Triton could not be run: {error!r}"))
 
     def _give_up(self, error: ShoalError) -> None:

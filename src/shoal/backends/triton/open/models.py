@@ -81,7 +81,7 @@ async def open_triton(
                 await endpoint.undo_load()
             raise
         await asyncio.sleep(pause)
-    raise AssertionError("the pauses never end")
+    raise AssertionError("the backoff is endless")
 
 
 async def _open_single(target: TritonTarget, lanes: MakeLanes, number: int, embedder: Embedder) -> TritonRunner:
@@ -104,7 +104,7 @@ async def _open_dual_encoder(
         schema, brought = await _find_schema(pictures.endpoints[number])
     except ModelNotFound as error:
         raise ConfigError(
-            f"{target.name} reads texts and pictures, and its image tower is not there: {error.message}"
+            f"{target.name} reads texts and images, and its image tower is not there: {error.message}"
         ) from error
     if brought:
         loaded.append(pictures.endpoints[number])

@@ -71,7 +71,7 @@ class ImageReader:
             precision=embedder.precision,
             space=embedder.parameters.get("shoal_space", "") if spec.score is None else "",
             revision=embedder.version,
-            verified=f"{len(TEXTS)} pictures answered, all finite",
+            verified=f"{len(TEXTS)} images answered, all finite",
             modalities=("image",),
             details={
                 **describe_limits(target.settings),
@@ -107,7 +107,7 @@ def merge_facts(text: ModelFacts, image: ModelFacts, embedder: Embedder) -> Mode
     cannot be compared."""
     if text.dimension != image.dimension:
         raise ConfigError(
-            f"{text.id} gives vectors of {text.dimension} dimensions for texts and of {image.dimension} for pictures: "
+            f"{text.id} gives vectors of {text.dimension} dimensions for texts and of {image.dimension} for images: "
             "load it through Shoal again"
         )
     instances = {"text_instances": text.details["instances"], "image_instances": image.details["instances"]}

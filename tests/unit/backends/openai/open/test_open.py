@@ -196,7 +196,7 @@ class TestEmbeddings:
         runner = await opened(tasks=("embed",))
         vectors = (await embed(runner, "a", dimensions=3)).vectors
         assert np.allclose(vectors, [unit(vector_of("a")[:3])], atol=1e-6)
-        with pytest.raises(InvalidValue, match="from 1 to 8"):
+        with pytest.raises(InvalidValue, match="between 1 and 8"):
             await embed(runner, "a", dimensions=9)
 
     async def test_prompts_of_the_table(self, opened: Open) -> None:

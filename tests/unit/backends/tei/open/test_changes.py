@@ -86,7 +86,7 @@ class TestTheSameName:
             assert runner.ready()
             before = server.script
             server.change(**change)
-            await until(lambda: not runner.ready() and "serve it under a name of its own" in engine_in(runner).reason)
+            await until(lambda: not runner.ready() and "serve it under a separate name" in engine_in(runner).reason)
             server.script = before
             await until(runner.ready)
 

@@ -210,7 +210,7 @@ class TestReplicas:
         async with FakeTei(Script(kind=kind)) as server, FakeTei(Script(**{"kind": kind, **change})) as other:
             runner = await opened(server, other)
             engine: Any = runner.lane.replicas[1].engine
-            await until(lambda: "serve it under a name of its own" in engine.reason)
+            await until(lambda: "serve it under a separate name" in engine.reason)
             assert not engine.ready()
 
     async def test_a_server_that_came_back_with_another_model(self, server: FakeTei, opened: Open) -> None:

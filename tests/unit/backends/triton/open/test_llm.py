@@ -166,7 +166,7 @@ class TestReplicas:
         triton.add(talker("vllm"))
         second.add(talker("ensemble"))
         runner = await opened("llm", triton, second)
-        await until(lambda: "not those of its peers" in runner.generators[1].reason)
+        await until(lambda: "differ from its peers'" in runner.generators[1].reason)
         assert runner.ready()
 
     async def test_statistics_and_unloading(self, triton: FakeTriton, opened: Open) -> None:

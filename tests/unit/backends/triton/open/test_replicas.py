@@ -49,7 +49,7 @@ class TestReplicas:
         ("other", "reason"),
         [
             (text_model("emb", seed=1), "returns different vectors than its peers"),
-            (text_model("emb", DIMENSION * 2), "tensors are not those of its peers"),
+            (text_model("emb", DIMENSION * 2), "tensors differ from its peers'"),
         ],
         ids=["weights", "dimension"],
     )

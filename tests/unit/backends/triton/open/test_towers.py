@@ -257,7 +257,7 @@ class TestOpened:
             stored_towers, Store(tmp_path / "home"), image=msgspec.structs.replace(SPEC, dimension=5)
         )
         await added(triton, wide)
-        with pytest.raises(ConfigError, match="8 dimensions for texts and of 5 for pictures"):
+        with pytest.raises(ConfigError, match="8 dimensions for texts and of 5 for images"):
             await opened(TEXT)
 
     async def test_a_dimension_that_is_wrong(self, opened: Open, triton: FakeTriton, tmp_path: Path) -> None:
