@@ -17,9 +17,9 @@ from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
-from shoal.backends.triton.entry import EntryOptions, EntrySpec
 from shoal.backends.triton.naming import triton_name
 from shoal.backends.triton.repository import Repository, build_pushes
+from shoal.backends.triton.repository_entry import EntryOptions, EntrySpec
 from shoal.core.protocols import EngineFacts, Prepared
 from shoal.errors import BackendError, Forbidden, ModelFailed, RequestError, ShoalError
 from shoal.models.prepare import prepare

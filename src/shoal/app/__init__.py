@@ -159,7 +159,7 @@ async def open_models(
         named = [loader.plan(plan) for plan in plans if not offers_all(plan)]
         for planned in named:
             if backend_class(planned.backend).remote:
-                registry.first_answers.expect(planned.name)
+                registry.awaited_servers.expect(planned.name)
         jobs = [lifecycle.add(planned) for planned in named]
         discoveries = [Discovery(plan.addresses[0], loader, lifecycle, registry) for plan in plans if offers_all(plan)]
         for plan, discovery in zip(filter(offers_all, plans), discoveries, strict=True):

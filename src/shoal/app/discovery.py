@@ -50,7 +50,7 @@ class Discovery:
         self._outcomes: dict[str, str] = {}
         self._has_loaded = False
         registry.pending_sources[self._source] = "not queried yet"
-        registry.first_answers.expect(self._source)
+        registry.awaited_servers.expect(self._source)
 
     async def run(self) -> None:
         """Look again and again; never returns."""
@@ -66,7 +66,7 @@ class Discovery:
                 logger.exception("listing the models of %s failed", self._source)
                 waiting[self._source] = f"its answer could not be processed: {error!r}"
             self.first_check.set()
-            self._registry.first_answers.settle(self._source)
+            self._registry.awaited_servers.settle(self._source)
             await asyncio.sleep(POLL_INTERVAL_S if self._source not in waiting else RETRY_INTERVAL_S)
 
     async def _discover(self) -> None:

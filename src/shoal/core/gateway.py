@@ -225,7 +225,7 @@ class Gateway:
     async def wait_for_first_answer(self, deadline: float) -> bool:
         """Wait for the next first answer of a server named at startup, after which a request that was rejected with
         ModelNotReady is worth another try. Returns False at once if all have answered, and at the deadline."""
-        return await self.registry.first_answers.wait(deadline - self._clock())
+        return await self.registry.awaited_servers.wait(deadline - self._clock())
 
     async def wake(self, name: str, ctx: Context) -> None:
         """Wait until the model is awake, for uses other than a task. Raises ModelNotFound and the errors of

@@ -11,7 +11,7 @@ from itertools import count
 
 import msgspec
 
-from shoal.core.first_answers import FirstAnswers
+from shoal.core.awaited_servers import AwaitedServers
 from shoal.core.lifecycle.loading import Plan
 from shoal.core.lifecycle.states import State, StateEvent, next_state
 from shoal.core.protocols import ModelFacts, Runner
@@ -150,7 +150,7 @@ class Model:
 class Registry:
     """Models by name and alias, in the order in which they were first named. A name identifies one model. Errors about
     an unloaded model say that it is unloaded. `pending_sources`: servers named at startup whose models are unknown, or,
-    for those in `answered_sources`, still loading, with the reason. `first_answers`: servers named at startup whose
+    for those in `answered_sources`, still loading, with the reason. `awaited_servers`: servers named at startup whose
     first answer requests wait for.
 
     A model that is loaded again keeps its place in the order: otherwise requests without a name would get another
@@ -160,7 +160,7 @@ class Registry:
     def __init__(self) -> None:
         self.pending_sources: dict[str, str] = {}
         self.answered_sources: set[str] = set()
-        self.first_answers = FirstAnswers()
+        self.awaited_servers = AwaitedServers()
         self._models: dict[str, Model] = {}
         self._names: dict[str, Model] = {}
         self._positions: dict[str, int] = {}

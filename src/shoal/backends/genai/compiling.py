@@ -1,7 +1,7 @@
 """Tries guides in a separate process before the model's process compiles them.
 
 The library compiles a guide without any limit of time or memory, and cannot be interrupted. A separate process
-(`trial`) therefore compiles each guide first, one at a time, within limits of time and memory.
+(`guide_trial`) therefore compiles each guide first, one at a time, within limits of time and memory.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from shoal.backends.genai.compiling import GuideChecker
+from shoal.backends.genai.hang_watch import GONE_AT, LOOK_S, Watch
 from shoal.backends.genai.messages import (
     GenaiOptions,
     Open,
@@ -23,7 +24,6 @@ from shoal.backends.genai.messages import (
 )
 from shoal.backends.genai.process import CLOSE_S, Worker
 from shoal.backends.genai.sampling import PARAMETERS
-from shoal.backends.genai.watch import GONE_AT, LOOK_S, Watch
 from shoal.core.protocols import GeneratorFacts, Piece, Prompt
 from shoal.errors import (
     Crashed,

@@ -4,7 +4,7 @@ The library compiles a grammar during a step, and a failure breaks the pipeline:
 therefore tried first with a model that outputs only zeros. It shares the model's tokenizer, which caches compiled
 grammars.
 
-A guide is tried twice: in a separate process (`trial`), which may hang or run out of memory, and then in a thread of
+A guide is tried twice: in a separate process (`guide_trial`), which may hang or run out of memory, and then in a thread of
 the model's process, while steps continue, since the library compiles without the GIL.
 """
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.backends.triton.entry import FORMAT, Content, EntrySpec, TritonModel, triton_models
-from shoal.backends.triton.exchange import exchange
+from shoal.backends.triton.folder_exchange import exchange
 from shoal.backends.triton.naming import Part, served_name, triton_name
+from shoal.backends.triton.repository_entry import FORMAT, Content, EntrySpec, TritonModel, triton_models
 from shoal.backends.triton.staging import staging
 from shoal.decoding import json_decoder
 from shoal.errors import ConfigError, Forbidden, InvalidValue, ModelFileError

@@ -10,8 +10,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from shoal.backends.triton.entry import read_parameters
 from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
+from shoal.backends.triton.repository_entry import read_parameters
 from shoal.backends.triton.tensors import Tensor, Tensors, count_instances, detect_family, newest_version, read_tensors
 from shoal.decoding import json_decoder
 from shoal.errors import UpstreamFailed

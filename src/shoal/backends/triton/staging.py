@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shoal.backends.triton.exchange import ASIDE
+from shoal.backends.triton.folder_exchange import ASIDE
 from shoal.downloads.disk import try_lock
 from shoal.errors import Unavailable
 

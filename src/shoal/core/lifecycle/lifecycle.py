@@ -302,7 +302,7 @@ class Lifecycle:
     def _finish_job(self, work: ActiveJob, error: ShoalError | None) -> None:
         """Finish a job, whatever its outcome: record errors, publish events, wake waiters."""
         name = work.job.model
-        self._registry.first_answers.settle(name)
+        self._registry.awaited_servers.settle(name)
         if error is not None and work.job.action in ("load", "wake"):
             self._record_load_failure(work, error)
         elif error is not None and not work.reason and work.model is not None and work.model.plan is not None:

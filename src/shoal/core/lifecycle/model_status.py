@@ -58,7 +58,7 @@ class ModelStatus:
             if over:
                 return
             if is_blocked(stage):
-                self._registry.first_answers.settle(job.model)
+                self._registry.awaited_servers.settle(job.model)
             if job.finished is None:
                 job.stage, job.done, job.total, job.share = stage, done, total, fraction
             if done is not None:

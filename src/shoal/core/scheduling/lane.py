@@ -1,6 +1,6 @@
 """Drive one lane: requests in, batches to replicas, and exactly one answer to every accepted request.
 
-The decisions are pure and live elsewhere: the next batch in `planner`, the step after a failure in `isolation`,
+The decisions are pure and live elsewhere: the next batch in `planner`, the step after a failure in `retries`,
 admission in `admission`. This module moves items and does the bookkeeping.
 """
 
@@ -37,12 +37,12 @@ from shoal.core.protocols import (
 from shoal.core.scheduling.admission import Admission, classify_traffic
 from shoal.core.scheduling.coalescing import Coalescer
 from shoal.core.scheduling.drain_rate import DrainRate, FinishedBatch
-from shoal.core.scheduling.isolation import MAX_ATTEMPTS, RetryState, Step, next_step
 from shoal.core.scheduling.planner import LOOK_AGAIN_S, Limits, Planner, Wait
 from shoal.core.scheduling.preparation import Outcome, Preparer
 from shoal.core.scheduling.replica import Replica, SlotLease
 from shoal.core.scheduling.replica_pool import ReplicaPool
 from shoal.core.scheduling.request_state import BatchRecord, Item, RequestState
+from shoal.core.scheduling.retries import MAX_ATTEMPTS, RetryState, Step, next_step
 from shoal.core.threads import Threads
 from shoal.errors import (
     Crashed,

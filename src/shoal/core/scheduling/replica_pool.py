@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shoal.core.protocols import Engine, ReplicaStatus
-from shoal.core.scheduling.isolation import RetryBudget, RetryState
 from shoal.core.scheduling.replica import Replica
+from shoal.core.scheduling.retries import RetryBudget, RetryState
 from shoal.errors import EngineFailed, ShoalError
 
 

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer
 
-from shoal.backends.genai import GenaiGenerator, GenaiOptions, start_generator, watch
+from shoal.backends.genai import GenaiGenerator, GenaiOptions, start_generator
 from shoal.backends.genai import generator as generating
 from shoal.backends.genai.messages import Produced
 from shoal.core.protocols import Breakable, Prompt, TextGenerator
@@ -449,8 +449,8 @@ class TestLife:
     async def test_a_process_that_hangs_and_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is out of service until it responds again, and then answers what waited."""
         made = await start_generator(IR, name="stopped", options=EXACT)
-        monkeypatch.setattr(watch, "LOOK_S", 0.01)
-        monkeypatch.setattr(watch, "GONE_AT", 10**6)
+        monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)
+        monkeypatch.setattr(hang_watch, "GONE_AT", 10**6)
         os.kill(made.pid, signal.SIGSTOP)
         waiting = asyncio.create_task(answer(made, PROMPT, **GREEDY))
         await until(lambda: not made.ready())
@@ -464,8 +464,8 @@ class TestLife:
     async def test_requests_that_were_given_up_count_as_well(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Deadlines shorter than the patience do not hide a hang."""
         made = await start_generator(IR, name="stopped", options=EXACT)
-        monkeypatch.setattr(watch, "LOOK_S", 0.01)
-        monkeypatch.setattr(watch, "GONE_AT", 10**6)
+        monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)
+        monkeypatch.setattr(hang_watch, "GONE_AT", 10**6)
         os.kill(made.pid, signal.SIGSTOP)
         with pytest.raises(DeadlineExceeded):
             await anext(made.generate(Prompt(text="", ids=(1,)), Sampling(), context(0.001)))
@@ -478,7 +478,7 @@ class TestLife:
     async def test_a_process_that_hangs_for_good(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is killed, its requests fail, and callbacks are called."""
         made = await start_generator(IR, name="stuck", options=EXACT)
-        monkeypatch.setattr(watch, "LOOK_S", 0.01)
+        monkeypatch.setattr(hang_watch, "LOOK_S", 0.01)
         errors: list[ShoalError] = []
         made.when_broken(errors.append)
         os.kill(made.pid, signal.SIGSTOP)

@@ -140,7 +140,7 @@ class Talk:
 class TestProcess:
     def test_its_limits(self) -> None:
         """Good and bad guides alternate, then one ends by its own alarm, with no parent left to end it."""
-        with Talk(["-P", "-m", "shoal.backends.genai.trial"]) as talk:
+        with Talk(["-P", "-m", "shoal.backends.genai.guide_trial"]) as talk:
             assert talk.verdict() == Verdict()
             assert not talk.ask(regex("[a-z]{3}")).refused
             assert "cannot be used" in talk.ask(regex("[")).refused
@@ -151,7 +151,7 @@ class TestProcess:
     def test_memory(self) -> None:
         """A guide beyond the memory limit is refused, and the full process ends."""
         code = (
-            "import socket, sys; from pathlib import Path; from shoal.backends.genai import trial; "
+            "import socket, sys; from pathlib import Path; from shoal.backends.genai import guide_trial; "
             "trial.ROOM_BYTES, trial.guide_bounds.check = 2**24, lambda guide: None; "
             "trial.main(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3]), 9.0)"
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.backends.triton import repository as module
-from shoal.backends.triton.exchange import exchange
+from shoal.backends.triton.folder_exchange import exchange
 from shoal.backends.triton.repository import Repository
 from tests.unit.backends.triton.entry_kit import entry
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from shoal.backends.triton.entry import EntryOptions, EntrySpec
+from shoal.backends.triton.repository_entry import EntryOptions, EntrySpec
 from shoal.specs import TextSpec
 
 SPEC = TextSpec(

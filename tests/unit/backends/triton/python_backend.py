@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from shoal.backends.triton.entry import TritonModel
+from shoal.backends.triton.repository_entry import TritonModel
 from shoal.types import Array
 
 

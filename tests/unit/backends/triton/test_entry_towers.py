@@ -10,7 +10,10 @@ import msgspec
 import pytest
 
 from shoal.backends.triton.engine import build_facts, detect_schema
-from shoal.backends.triton.entry import (
+from shoal.backends.triton.pixels import detect_pixels, has_images, read_contrast_spec, read_image_spec
+from shoal.backends.triton.protocol_pb2 import ModelConfig
+from shoal.backends.triton.repository import Repository
+from shoal.backends.triton.repository_entry import (
     MAX_PIXEL_BYTES,
     EntrySpec,
     ImageTower,
@@ -18,9 +21,6 @@ from shoal.backends.triton.entry import (
     max_images_per_call,
     triton_models,
 )
-from shoal.backends.triton.pixels import detect_pixels, has_images, read_contrast_spec, read_image_spec
-from shoal.backends.triton.protocol_pb2 import ModelConfig
-from shoal.backends.triton.repository import Repository
 from shoal.backends.triton.schema import Embedder, TensorNames
 from shoal.errors import ConfigError, ModelFileError
 from shoal.specs import ContrastSpec, ImageSpec, ScoreSpec

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal.backends.triton.entry import EntrySpec, triton_models
+from shoal.backends.triton.repository_entry import EntrySpec, triton_models
 from shoal.core.protocols import EngineFacts, Prepared
 from shoal.pipelines.text.tokens import TextPipeline
 from shoal.specs import TextSpec

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoal.backends.triton import exchange as module
+from shoal.backends.triton import folder_exchange as module
 from shoal.backends.triton.repository import Repository
 from shoal.errors import ConfigError
 from tests.unit.backends.triton.crash import OPTIONS, change

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shoal.backends.triton import repository as module
-from shoal.backends.triton.entry import PROGRAMS, triton_models
 from shoal.backends.triton.repository import build_pushes
+from shoal.backends.triton.repository_entry import PROGRAMS, triton_models
 from shoal.errors import ConfigError, ModelFileError
 from tests.unit.backends.triton.entry_kit import entry
 

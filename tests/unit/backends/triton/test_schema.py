@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.triton.entry import EntryOptions, EntrySpec, triton_models
 from shoal.backends.triton.protocol_pb2 import (
     ModelConfig,
     ModelInstanceGroup,
@@ -20,6 +19,7 @@ from shoal.backends.triton.protocol_pb2 import (
     ModelSequenceBatching,
     ModelTransactionPolicy,
 )
+from shoal.backends.triton.repository_entry import EntryOptions, EntrySpec, triton_models
 from shoal.backends.triton.schema import Embedder, Port, TensorNames, detect_embedder
 from shoal.errors import ConfigError, UpstreamFailed
 from shoal.specs import TextSpec

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.backends.triton.entry import EntrySpec, triton_models
+from shoal.backends.triton.repository_entry import EntrySpec, triton_models
 from shoal.backends.triton.schema import Embedder, TensorNames, detect_embedder
 from shoal.specs import MultiSpec, ScoreSpec, SparseSpec, TextSpec
 from tests.unit.backends.triton.schema_kit import IDS, MASK, SENTENCE, Tensor, found, metadata, read, refusal, sent

@@ -10,8 +10,8 @@ import pytest
 
 from shoal.backends.fake.model import FakeEngine, FakeScript, word_id
 from shoal.core.protocols import Tensors
-from shoal.core.scheduling.isolation import RetryState, next_step
 from shoal.core.scheduling.replica import Replica
+from shoal.core.scheduling.retries import RetryState, next_step
 from shoal.errors import Crashed
 from shoal.types import Array
 from tests.unit.core.conftest import Run

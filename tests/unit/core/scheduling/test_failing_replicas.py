@@ -11,8 +11,8 @@ import pytest
 from shoal.backends.fake.model import FakeEngine, FakeScript
 from shoal.core.protocols import Tensors
 from shoal.core.scheduling.ejection import FIRST_PAUSE_S, MAX_FAILURES
-from shoal.core.scheduling.isolation import RETRY_RESERVE, RetryBudget
 from shoal.core.scheduling.lane import Lane
+from shoal.core.scheduling.retries import RETRY_RESERVE, RetryBudget
 from shoal.errors import EngineFailed, InputRejected, ShoalError, UpstreamFailed
 from shoal.types import Array
 from tests.unit.core.conftest import Run, gathered, until

@@ -14,10 +14,10 @@ from pathlib import Path
 from shoal.backends.base.backoff import Notify, retry_pauses
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.engine import Endpoint
-from shoal.backends.triton.entry import EntryOptions, EntrySpec, ImageTower, Platform, triton_models
 from shoal.backends.triton.naming import served_name, triton_name
 from shoal.backends.triton.open.connections import TritonConnections
 from shoal.backends.triton.repository import ModelPush, Repository, RepositoryEntry, build_pushes
+from shoal.backends.triton.repository_entry import EntryOptions, EntrySpec, ImageTower, Platform, triton_models
 from shoal.backends.triton.server import TritonOptions, TritonServer, run_triton
 from shoal.config.settings import ModelTable, Settings
 from shoal.core.lifecycle.lifecycle import Entry

@@ -18,9 +18,9 @@ from shoal.backends import parse_address
 from shoal.backends.base.prompts import apply_prompts
 from shoal.backends.triton import codec
 from shoal.backends.triton import protocol_pb2 as pb
-from shoal.backends.triton.entry import TritonModel, triton_models
 from shoal.backends.triton.open.host import build_entry_spec
 from shoal.backends.triton.open.models import TritonRunner
+from shoal.backends.triton.repository_entry import TritonModel, triton_models
 from shoal.config.settings import ModelTable, Settings
 from shoal.errors import ConfigError, ModelFileError
 from shoal.models.prepare import prepare

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 
-from shoal.core.first_answers import FirstAnswers
+from shoal.core.awaited_servers import AwaitedServers
 
 
 async def test_nothing_to_wait_for() -> None:
     """There is no wait before any server is expected, nor after all have settled, however often they do."""
-    answers = FirstAnswers()
+    answers = AwaitedServers()
     assert not await answers.wait(math.inf)
     answers.settle("a")
     assert not await answers.wait(math.inf)
@@ -22,7 +22,7 @@ async def test_nothing_to_wait_for() -> None:
 
 async def test_each_answer_wakes_all_waiters() -> None:
     """A waiter that still finds no model waits for the next answer."""
-    answers = FirstAnswers()
+    answers = AwaitedServers()
     answers.expect("a")
     answers.expect("b")
     for source in ("a", "b"):
@@ -36,7 +36,7 @@ async def test_each_answer_wakes_all_waiters() -> None:
 
 async def test_the_deadline_ends_the_wait() -> None:
     """A wait ends at its deadline, also if that has passed."""
-    answers = FirstAnswers()
+    answers = AwaitedServers()
     answers.expect("a")
     assert not await answers.wait(0.001)
     assert not await answers.wait(-1.0)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.backends.triton import exchange as module
-from shoal.backends.triton.exchange import exchange
+from shoal.backends.triton import folder_exchange as module
+from shoal.backends.triton.folder_exchange import exchange
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.scheduling.isolation import RetryState, Step, next_step
+from shoal.core.scheduling.retries import RetryState, Step, next_step
 from shoal.errors import (
     BackendError,
     DeadlineExceeded,

@@ -1,4 +1,4 @@
-"""The process that tries guides: `python -m shoal.backends.genai.trial SOCKET PATH VOCABULARY`.
+"""The process that tries guides: `python -m shoal.backends.genai.guide_trial SOCKET PATH VOCABULARY`.
 
 It loads the model's tokenizer but no model, so that a guide over the limits of time or memory ends only this process
 and fails no answer. It reports that it is ready, then answers each Guide with a Verdict, in frames as in `messages`.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shoal.backends.genai.watch import GONE_AT, LOOK_S, PING_AT, SILENT_AT, Watch
+from shoal.backends.genai.hang_watch import GONE_AT, LOOK_S, PING_AT, SILENT_AT, Watch
 from tests.unit.core.conftest import VirtualLoop, run_virtual
 
 HALF = LOOK_S / 2

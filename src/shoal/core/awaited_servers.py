@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 
 
-class FirstAnswers:
+class AwaitedServers:
     """The sources of models that were asked at startup and whose first answer is still awaited.
 
     A refused connection, a timeout or an error is an answer too: from then on the reason is known, and requests are
