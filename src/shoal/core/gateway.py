@@ -10,8 +10,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import overload
 
-import msgspec
-
 from shoal.core import similarity
 from shoal.core.generation.stream_limit import StreamLimit
 from shoal.core.generation.stream_timeout import StreamTimeout
@@ -111,10 +109,7 @@ class Gateway:
             model = self._find_model(task.model, kind)
         started = self._clock()
         items = count_items(task)
-        traffic = classify_traffic(ctx, items)
-        if ctx.traffic is None:
-            ctx = msgspec.structs.replace(ctx, traffic=traffic)
-        self._observer.accepted(model.name, kind, items, traffic)
+        self._observer.accepted(model.name, kind, items, classify_traffic(ctx, items))
         outcome = "cancelled"
         result: Result | None = None
         model.enter()

@@ -280,7 +280,7 @@ async def test_local_replicas_must_hold_the_same_weights(tmp_path: Path, monkeyp
     )
     monkeypatch.setattr(shoal.backends.local.open, "hash_weights", lambda one: one.space)
     addresses = [Address(scheme="hf", target="org/one"), Address(scheme="hf", target="org/other")]
-    with pytest.raises(AddressError, match=r"x: .*same weights.*name of its own"):
+    with pytest.raises(AddressError, match=r"x: .*different weights.*separate name"):
         await open_local("x", addresses, Settings(home=str(tmp_path)))
 
 

@@ -215,7 +215,7 @@ class _TrialProcess:
         """Start a process and return it once it is ready. Raises Crashed."""
         try:
             process, reader, writer = await spawn_process(
-                *("trial", str(path), str(vocabulary), str(limit_s)),
+                *("guide_trial", str(path), str(vocabulary), str(limit_s)),
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
                 # every allocator arena reserves address space, and address space is limited here

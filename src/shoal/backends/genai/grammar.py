@@ -4,8 +4,8 @@ The library compiles a grammar during a step, and a failure breaks the pipeline:
 therefore tried first with a model that outputs only zeros. It shares the model's tokenizer, which caches compiled
 grammars.
 
-A guide is tried twice: in a separate process (`guide_trial`), which may hang or run out of memory, and then in a thread of
-the model's process, while steps continue, since the library compiles without the GIL.
+A guide is tried twice: in a separate process (`guide_trial`), which may hang or run out of memory, and then in a thread
+of the model's process, while steps continue, since the library compiles without the GIL.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class _ModelOpener:
         if (info.kind, info.labels) != (self.info.kind, self.info.labels):
             raise ConfigError(
                 f"{name} at {engine.link.base} is a model of another kind ({info.kind}) than its peers"
-                f" ({self.info.kind}), or has other labels: serve it under a name of its own, or load the model again"
+                f" ({self.info.kind}), or has other labels: serve it under a separate name, or reload the model"
             )
         probed = await self._probe(engine)
         reference = self.reference

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer
 
-from shoal.backends.genai import GenaiGenerator, GenaiOptions, start_generator
+from shoal.backends.genai import GenaiGenerator, GenaiOptions, hang_watch, start_generator
 from shoal.backends.genai import generator as generating
 from shoal.backends.genai.messages import Produced
 from shoal.core.protocols import Breakable, Prompt, TextGenerator

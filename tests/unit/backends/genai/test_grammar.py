@@ -152,8 +152,8 @@ class TestProcess:
         """A guide beyond the memory limit is refused, and the full process ends."""
         code = (
             "import socket, sys; from pathlib import Path; from shoal.backends.genai import guide_trial; "
-            "trial.ROOM_BYTES, trial.guide_bounds.check = 2**24, lambda guide: None; "
-            "trial.main(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3]), 9.0)"
+            "guide_trial.ROOM_BYTES, guide_trial.guide_bounds.check = 2**24, lambda guide: None; "
+            "guide_trial.main(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3]), 9.0)"
         )
         with Talk(["-c", code]) as talk:
             assert talk.verdict() == Verdict()

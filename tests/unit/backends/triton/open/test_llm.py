@@ -63,7 +63,7 @@ class TestTextModels:
         assert model.script.requests[0]["text_input"] == "Say hello"
         with pytest.raises(Unsupported, match="no chat template"):
             await chunks(runner, messages=HELLO)
-        with pytest.raises(Unsupported, match="does nothing else"):
+        with pytest.raises(Unsupported, match="only generates text"):
             await runner.run(Embed(model="m", inputs=["a"]), soon())
 
     async def test_conversations_with_one(self, triton: FakeTriton, opened: Open, files: Path) -> None:

@@ -205,7 +205,7 @@ class TestOpened:
         assert facts.space == stored_space(stored)
         assert (facts.tasks, facts.details["model"], facts.details["image_model"]) == (("embed",), TEXT, IMAGE)
         assert "texts answered" in facts.verified
-        assert "pictures answered" in facts.verified
+        assert "images answered" in facts.verified
 
     async def test_a_broken_picture_is_named(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
         await added(triton, stored)
