@@ -97,7 +97,7 @@ def test_cohere_embeds_images(pictures: Server) -> None:
     with cohere.ClientV2(api_key="any", base_url=pictures.base_url) as client:
         found: Any = client.embed(model="clip", images=[PICTURE] * 2, input_type="image", embedding_types=["float"])
         mixed: Any = client.embed(model="clip", inputs=inputs, input_type="search_document")
-        with pytest.raises(cohere.BadRequestError, match="no model here joins"):
+        with pytest.raises(cohere.BadRequestError, match="no model here combines"):
             parts: Any = [{"content": inputs[0]["content"] + inputs[1]["content"]}]
             client.embed(model="clip", inputs=parts, input_type="search_document")
     with cohere.Client(api_key="any", base_url=pictures.base_url) as older:

@@ -40,7 +40,7 @@ def test_a_model_comes_and_goes(shoal_server: ShoalServer, tmp_path: Path) -> No
     tabled(tmp_path, "second")
     server = shoal_server(["fake:"])
     assert done(shoal(server, "load", "second")) == "second is loaded\n"
-    assert done(shoal(server, "load", "second")) == "second was loaded already\n"
+    assert done(shoal(server, "load", "second")) == "second is already loaded\n"
     status, _, body = server.request("POST", "/v1/embeddings", {"model": "second", "input": "Hello"})
     assert (status, len(json.loads(body)["data"][0]["embedding"])) == (200, 8)
     found = listed(server)

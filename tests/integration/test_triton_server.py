@@ -159,7 +159,7 @@ def test_a_killed_supervisor_takes_its_server_along(command: Command) -> None:
     [stale] = command.status()
     assert stale["phase"] == "stale"
     assert stale["pid"] is None
-    assert "ended without notice" in command("down").stdout
+    assert "had already ended" in command("down").stdout
     assert command.status() == []
 
 
