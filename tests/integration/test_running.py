@@ -47,7 +47,7 @@ def test_a_model_comes_and_goes(shoal_server: ShoalServer, tmp_path: Path) -> No
     assert {name: one["status"] for name, one in found.items()} == {"fake": "loaded", "second": "loaded"}
     assert found["second"]["last_used"] > 0
     assert done(shoal(server, "unload", "second")) == "second is unloaded\n"
-    assert done(shoal(server, "unload", "second")) == "second was not loaded\n"
+    assert done(shoal(server, "unload", "second")) == "second is not loaded\n"
     refused = shoal(server, "unload", "nobody")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "'nobody' does not exist" in refused.stderr
