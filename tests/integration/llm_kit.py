@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
 import socket
 import subprocess
 import sys
@@ -77,10 +79,12 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def free_port() -> int:
-    """Return a free port of 127.0.0.1."""
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port: int = holder.getsockname()[1]
-    return port
+    """Return a free port of 127.0.0.1 below those that systems take for outgoing connections: one of these may be gone
+    before a server listens on it, even to a client that tries to connect to it and meets itself."""
+    while True:
+        port = random.randint(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def written(path: str, body: Mapping[str, Any] | bytes) -> bytes:

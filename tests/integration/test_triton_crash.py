@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from shoal.backends.triton.run_state import process_start
+from tests.integration.llm_kit import free_port
 from tests.integration.server_kit import Server, ShoalServer
 from tests.integration.triton_app_kit import TINY, Traffic, embeddings, hub_of, logged, serving, until, vectors
 from tests.integration.triton_kit import PATIENCE_S, OwnTriton, Triton, triton_home
@@ -106,8 +106,3 @@ def test_a_whole_server_that_comes_late(own_triton: OwnTriton, shoal_server: Sho
     own_triton(grpc_port=port).load("near_free")
     until(lambda: embeddings(server, "near_free", "a")[0] == 200, what="the first answer")
     assert server.ready()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])

@@ -457,10 +457,12 @@ class TestConnections:
 
         model.answer = hang if kind == "gpt" else held_stream
         connected: list[Client] = []
+        clients: list[Client] = []
         connect = Client._connect
 
         def counted(client: Client) -> Any:
             connected.append(client)
+            clients.append(client)
             return connect(client)
 
         monkeypatch.setattr(Client, "_connect", counted)
@@ -473,6 +475,7 @@ class TestConnections:
             await bench.triton.called(rpc, calls)
             go_on.set()
             assert {text_of(found) for found in await asyncio.gather(*reading)} == {"Hello world"}
+            await until(lambda: not any(client._long_calls for client in clients))  # streams are read to their end
         assert len(connected) == 2, "five calls on three connections, of which one was there"
 
     async def test_closing_the_client_closes_them_all(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
