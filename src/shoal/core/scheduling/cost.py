@@ -18,28 +18,28 @@ class OnlineCost:
 
     def __init__(self, prior: CostModel) -> None:
         self.model = prior
-        tokens = (32, 1024)
-        seconds = [prior.fixed + prior.per_token * each for each in tokens]
-        each_weight = PRIOR_WEIGHT / len(tokens)
-        self._weight = PRIOR_WEIGHT
-        self._x = each_weight * sum(tokens)
-        self._y = each_weight * sum(seconds)
-        self._xx = each_weight * sum(x * x for x in tokens)
-        self._xy = each_weight * sum(x * y for x, y in zip(tokens, seconds, strict=True))
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        for tokens in (32.0, 1024.0):
+            self._add(tokens, prior.fixed + prior.per_token * tokens, PRIOR_WEIGHT / 2)
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Add a batch of `tokens` padded tokens that took `seconds` on a slot."""
-        self._weight = self._weight * DECAY + 1
-        self._x = self._x * DECAY + tokens
-        self._y = self._y * DECAY + seconds
-        self._xx = self._xx * DECAY + tokens * tokens
-        self._xy = self._xy * DECAY + tokens * seconds
+        self._add(float(tokens), seconds, 1.0, DECAY)
+        self.model = self._fit()
+
+    def _add(self, x: float, y: float, weight: float, decay: float = 1.0) -> None:
+        self._weight = self._weight * decay + weight
+        self._x = self._x * decay + weight * x
+        self._y = self._y * decay + weight * y
+        self._xx = self._xx * decay + weight * x * x
+        self._xy = self._xy * decay + weight * x * y
+
+    def _fit(self) -> CostModel:
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
         variance = self._xx / self._weight - mean_x * mean_x
         if variance <= (LEAST_SPREAD * mean_x) ** 2:
             scale = mean_y / self.model.seconds(round(mean_x))
-            self.model = CostModel(self.model.fixed * scale, self.model.per_token * scale)
-            return
+            return CostModel(self.model.fixed * scale, self.model.per_token * scale)
         slope = (self._xy / self._weight - mean_x * mean_y) / variance
         slope = min(max(slope, 1e-9), mean_y / mean_x)
-        self.model = CostModel(max(mean_y - slope * mean_x, 0.0), slope)
+        return CostModel(max(mean_y - slope * mean_x, 0.0), slope)

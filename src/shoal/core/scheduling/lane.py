@@ -185,7 +185,7 @@ class Lane:
         if self._closed or not self.replicas.is_usable(self._clock()):
             raise Unavailable(f"no replica of {self.options.model!r} is available: try again soon", retry_after=1.0)
         items = task.items
-        traffic = ctx.traffic or classify_traffic(ctx, len(items))
+        traffic = classify_traffic(ctx, len(items))
         estimates = [self.pipeline.estimate(item) for item in items]
         permit = self.admission.admit(ctx.client, traffic, len(items), sum(estimates), ctx.deadline)
         pending = RequestState(task, items, ctx, traffic=traffic, now=self._clock(), estimates=estimates)

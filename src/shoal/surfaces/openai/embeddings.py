@@ -27,8 +27,8 @@ from shoal.surfaces.shared import (
 )
 from shoal.surfaces.shared.input_parsing import ImageReference, Input
 from shoal.surfaces.shared.quantization import Precision, quantize
-from shoal.surfaces.shared.task_runs import embed_inputs, run_task
-from shoal.types import Array, Embed, Embedded, Image, TextItem, VectorKind
+from shoal.surfaces.shared.task_runs import embed_inputs
+from shoal.types import Array, Embed, Embedded, VectorKind
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -95,14 +95,9 @@ class Embeddings:
             raise InvalidValue(
                 "int8 and uint8 are only available for normalized vectors; omit 'normalize'.", param="normalize"
             )
-        if ImageReference in kinds:
-            result, tokens = await embed_inputs(
-                self._gateway, self._pictures, request, task, inputs, payload.image_download_headers
-            )
-        else:
-            texts = cast(list[TextItem | Image], inputs)
-            result = await run_task(self._gateway, request, msgspec.structs.replace(task, inputs=texts), model)
-            tokens = sum(result.tokens)
+        result, tokens = await embed_inputs(
+            self._gateway, self._pictures, request, task, inputs, payload.image_download_headers, model
+        )
         if result.multi_vectors:
             matrices.check_matrices(result.multi_vectors, "input")
         headers, body = await written.encode_reply(result, card.name, tokens)

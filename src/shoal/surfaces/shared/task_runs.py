@@ -54,6 +54,7 @@ async def embed_inputs(
     task: Embed,
     inputs: Sequence[input_parsing.Input],
     headers: UnreadField = msgspec.UNSET,
+    model: Model | None = None,
 ) -> EmbeddedInputs:
     """Run `task`, which has no inputs yet, on texts, token ids and pictures. `headers` are for fetching the pictures.
 
@@ -62,8 +63,8 @@ async def embed_inputs(
     request.model, request.items = task.model, len(inputs)
     if not input_parsing.has_images(inputs):
         plain = cast(Sequence[TextItem | Image], inputs)
-        result = await run_task(gateway, request, msgspec.structs.replace(task, inputs=plain))
+        result = await run_task(gateway, request, msgspec.structs.replace(task, inputs=plain), model)
         return EmbeddedInputs(result, sum(result.tokens))
     read = await input_parsing.read_images(pictures, inputs, request, headers)
-    result = await run_task(gateway, request, msgspec.structs.replace(task, inputs=read))
+    result = await run_task(gateway, request, msgspec.structs.replace(task, inputs=read), model)
     return EmbeddedInputs(result, input_parsing.count_text_tokens(read, result.tokens))
