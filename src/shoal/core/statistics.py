@@ -28,6 +28,11 @@ class _Tally:
         self.sizes: dict[int, list[float]] = {}
 
 
+def _add(pair: list[float], seconds: float) -> None:
+    pair[0] += 1
+    pair[1] += seconds
+
+
 def _spent(pair: Sequence[float]) -> DurationStat:
     return DurationStat(count=int(pair[0]), ns=round(pair[1] * 1e9))
 
@@ -79,23 +84,19 @@ class Counts(ForwardingObserver):
             tally = self._tallies.get(report.model) or self._add_tally(report.model)
             tally.items += report.items
             tally.last = time.time()
-            size = tally.sizes.setdefault(report.items, [0, 0.0])
-            size[0] += 1
-            size[1] += report.seconds
+            _add(tally.sizes.setdefault(report.items, [0, 0.0]), report.seconds)
             if report.finish_seconds is not None:
-                tally.finish[0] += 1
-                tally.finish[1] += report.finish_seconds
+                _add(tally.finish, report.finish_seconds)
 
     def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
         self._inner.finished(model, task, outcome, seconds, result)
         if outcome == "cancelled":
             return
         tally = self._tallies.get(model) or self._add_tally(model)
-        pair = tally.success if outcome == "ok" else tally.fail
-        pair[0] += 1
-        pair[1] += seconds
         if outcome != "ok":
+            _add(tally.fail, seconds)
             return
+        _add(tally.success, seconds)
         if result is None:
             tally.items += 1
             tally.last = time.time()

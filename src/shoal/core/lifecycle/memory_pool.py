@@ -54,8 +54,7 @@ class MemoryPool:
 
     def mark_idle(self, model: Model) -> None:
         model.last_used = self._clock()
-        if self._waiters or (self._keep_alive_s and self._timer is None):
-            self.notify()
+        self.notify()
 
     def notify(self) -> None:
         """Wake all waiters after something was released or ended, and arm the keep-alive timer."""

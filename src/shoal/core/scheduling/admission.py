@@ -210,8 +210,7 @@ class Admission:
             self._demand.released_items += permit.items
         self._releases.append((now, permit.items))
         self._released_items += permit.items
-        if self._releases[0][0] < now - RATE_WINDOW_S:
-            self._forget()
+        self._forget()
 
     def _count(
         self, flow: tuple[str, TrafficClass], own: _AdmittedCounts, requests: int, items: int, tokens: int
