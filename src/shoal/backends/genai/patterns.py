@@ -62,17 +62,17 @@ _START, _END = Anchor("^"), Anchor("$")
 
 
 def parse_pattern(text: str) -> Node:
-    """Return the tree of whole texts in which the pattern is found. Raises InvalidValue."""
+    """Return the tree of all texts that contain a match of the pattern. Raises InvalidValue."""
     return _search(_Parser(text).parse())
 
 
 def bound_length(node: Node, minimum: int, maximum: int | None) -> Node:
-    """Return the tree of the texts with `least` to `most` characters. Raises InvalidValue if there are none."""
+    """Return the tree of the texts with `minimum` to `maximum` characters. Raises InvalidValue if there are none."""
     if maximum is not None and _lengths(node)[0] <= maximum:
         node = _shorten(node, maximum)
     shortest, longest = _lengths(node)
     if (maximum is not None and shortest > maximum) or (longest is not None and longest < minimum):
-        raise InvalidValue("its pattern does not fit its lengths: write them as repeats of the pattern")
+        raise InvalidValue("`pattern` conflicts with `minLength` or `maxLength`: limit the length in the pattern")
     return _lengthen(node, minimum)
 
 
@@ -100,7 +100,9 @@ def write_node(node: Node, rule: Rule) -> str:
         case Sequence():
             return " ".join(_write_parts(node.parts, rule)) or '""'
         case Anchor():
-            raise InvalidValue(f"`{node.sign}` stands in the middle of its pattern: put it at an end")
+            raise InvalidValue(
+                f"`{node.sign}` in the middle of a pattern is not supported: move it to the start or the end"
+            )
 
 
 def union(*sets: Ranges) -> Ranges:
@@ -155,11 +157,11 @@ class _Parser:
     def parse(self) -> Node:
         node = self._choice()
         if self._position < len(self._text):
-            raise self._refusal("a parenthesis too many")
+            raise self._refusal("an unmatched ')'")
         return node
 
     def _refusal(self, what: str) -> InvalidValue:
-        return InvalidValue(f"its pattern {self._text[:80]!r} has {what} at character {self._position + 1}")
+        return InvalidValue(f"the pattern {self._text[:80]!r} has {what} at character {self._position + 1}")
 
     def _takes(self, text: str) -> bool:
         found = self._text.startswith(text, self._position)
@@ -168,7 +170,7 @@ class _Parser:
 
     def _next(self) -> str:
         if self._position == len(self._text):
-            raise self._refusal("nothing more where something must follow,")
+            raise self._refusal("an unexpected end")
         self._position += 1
         return self._text[self._position - 1]
 
@@ -197,7 +199,7 @@ class _Parser:
             minimum = int(found[2])
             maximum = minimum if found[3] is None else int(found[4]) if found[4] else None
         if maximum is not None and maximum < minimum:
-            raise self._refusal("a repeat with more at least than at most")
+            raise self._refusal("a repeat whose minimum exceeds its maximum")
         return Repeat(node, minimum, maximum)
 
     def _atom(self) -> Node:
@@ -214,18 +216,18 @@ class _Parser:
             case "\\":
                 return Chars(self._escape())
             case "*" | "+" | "?":
-                raise self._refusal("a repeat of nothing")
+                raise self._refusal("nothing to repeat")
         return Chars(single(sign))
 
     def _group(self) -> Node:
         if self._takes("?") and not self._takes(":"):
             name = re.compile(r"P?<[A-Za-z_$][\w$]*>").match(self._text, self._position)
             if name is None:
-                raise self._refusal("a lookahead, a lookbehind or a flag, which no grammar can keep,")
+                raise self._refusal("an unsupported lookahead, lookbehind or flag")
             self._position = name.end()
         node = self._choice()
         if not self._takes(")"):
-            raise self._refusal("an open parenthesis")
+            raise self._refusal("an unclosed '('")
         return node
 
     def _class(self) -> Node:
@@ -240,7 +242,7 @@ class _Parser:
                     last = self._class_member()
                     if len(first) == len(last) == 1 and first[0][0] == first[0][1] and last[0][0] == last[0][1]:
                         if first > last:
-                            raise self._refusal("a range from a later character to an earlier one")
+                            raise self._refusal("a reversed range")
                         first, last = ((first[0][0], last[0][0]),), ()
                     else:  # a hyphen beside a class is literal
                         last = union(last, single("-"))
@@ -250,7 +252,7 @@ class _Parser:
         if negated:
             ranges = complement(ranges)
         if not ranges:
-            raise self._refusal("a class without characters")
+            raise self._refusal("an empty character class")
         return Chars(ranges)
 
     def _class_member(self) -> Ranges:
@@ -272,7 +274,7 @@ class _Parser:
         if sign == "c" and re.match("[A-Za-z]", self._text[self._position :]):
             return single(chr(ord(self._next()) % 32))
         if sign.isalnum():
-            raise self._refusal(f"\\{sign} ({_REFUSED_ESCAPES.get(sign, 'unknown')}), which cannot be kept,")
+            raise self._refusal(f"an unsupported escape \\{sign} ({_REFUSED_ESCAPES.get(sign, 'unknown')})")
         return single(sign)
 
     def _code(self, code: int) -> Ranges:
@@ -280,12 +282,12 @@ class _Parser:
             self._position = low.end()
             code = 0x10000 + (code - 0xD800) * 0x400 + int(low[1], 16) - 0xDC00
         if code > MAX_CODE or 0xD800 <= code < 0xE000:
-            raise self._refusal("half a character, or none,")
+            raise self._refusal("a lone surrogate or an invalid code point")
         return ((code, code),)
 
 
 def _search(node: Node) -> Node:
-    """Return the tree of whole texts in which an expression is found. Anchors at its ends are removed, others stay."""
+    """Return the tree of all texts that contain a match. Anchors at the ends are removed, others stay."""
     branches = [node]
     done: list[Node] = []
     while branches:
@@ -301,7 +303,7 @@ def _search(node: Node) -> Node:
             inner = parts[starts : len(parts) - ends]
             done.append(Sequence((*(() if starts else (ANY,)), *inner, *(() if ends else (ANY,)))))
         if len(branches) + len(done) > MAX_BRANCHES:
-            raise InvalidValue(f"anchors in groups come to more than {MAX_BRANCHES} alternatives: use fewer")
+            raise InvalidValue(f"anchors in groups expand to more than {MAX_BRANCHES} alternatives: use fewer")
     return Choice(tuple(done)) if len(done) > 1 else done[0]
 
 
@@ -356,7 +358,7 @@ def _shorten(node: Node, max_length: int) -> Node:
         case Choice():
             return Choice(tuple(_shorten(each, max_length) for each in node.options if _lengths(each)[0] <= max_length))
         case Sequence():
-            # Each part gets what its shortest text needs; the rest goes first to the part that can use least.
+            # Each part gets what its shortest text needs; the rest goes first to the part that can use the least.
             sizes = [_lengths(each) for each in node.parts]
             wants = [max_length if maximum is None else maximum - minimum for minimum, maximum in sizes]
             spare, parts = max_length - shortest, list(node.parts)
@@ -373,7 +375,7 @@ def _shorten(node: Node, max_length: int) -> Node:
             if _lengths(node.node)[0] * times > max_length:
                 return Sequence(())
             return Repeat(_shorten(node.node, max_length // times), node.minimum, times)
-    raise AssertionError(node)  # one character and no room
+    raise AssertionError(node)  # one character, but the limit is 0
 
 
 def _lengthen(node: Node, need: int) -> Node:
@@ -436,12 +438,16 @@ def _write_parts(parts: tuple[Node, ...], rule: Rule) -> list[str]:
 
 
 def _write_chars(node: Chars, rule: Rule) -> str:
+    """Write a set. Its escaped characters are a rule of their own: if another alternative begins with one of them, the
+    library would otherwise accept what follows it there after every character of the set."""
     raw = _intersect(node.ranges, _RAW)
-    made = [_write_class(raw)] if raw else []
-    made += [text for code, text in _ESCAPES.items() if any(first <= code <= last for first, last in node.ranges)]
-    if not made:
-        raise InvalidValue("its pattern has a class with nothing but halves of characters")
-    return made[0] if len(made) == 1 else rule(" | ".join(made))
+    escaped = [text for code, text in _ESCAPES.items() if any(first <= code <= last for first, last in node.ranges)]
+    if not raw and not escaped:
+        raise InvalidValue("the pattern has a character class of lone surrogates only")
+    if not escaped:
+        return _write_class(raw)
+    escapes = escaped[0] if len(escaped) == 1 and not raw else rule(" | ".join(escaped))
+    return rule(f"{_write_class(raw)} | {escapes}") if raw else escapes
 
 
 def _write_class(ranges: Ranges) -> str:
