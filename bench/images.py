@@ -200,7 +200,7 @@ class Watched(Budget):
             self.peak = max(self.peak, self.total - self._free)
 
 
-def large_pictures(server: Server, home: Path, seconds: float) -> dict[str, float]:
+def large_images(server: Server, home: Path, seconds: float) -> dict[str, float]:
     files = [photograph(*LARGE, seed) for seed in range(LARGE_FILES)]
     # Twins that run at the same moment would be decoded once: a comment behind the marker makes each another file.
     distinct = (data[:2] + b"\xff\xfe\x00\x0a" + number.to_bytes(8) + data[2:] for number, data in _endless(files))
@@ -290,7 +290,7 @@ def main() -> None:
                 tried = alone.by_size(files, arguments.seconds / 2)
                 results["back to back, by batch size"] = {str(size): one for size, one in tried.items()}
             with phase("large pictures"):
-                results["large pictures"] = large_pictures(server, home, arguments.seconds)
+                results["large pictures"] = large_images(server, home, arguments.seconds)
             print(json.dumps(results["large pictures"], indent=1))
     write("images", METHOD, results, (*PACKAGES, "pillow"))
 

@@ -1,5 +1,6 @@
-"""What holds for every test: no settings or signals from outside, no blocked event loop, no hurry, no silent skip in
-CI."""
+"""Rules for every test: no outside settings or signals, no blocked event loop, no dependence on speed, no silent skip
+in CI.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +12,19 @@ import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
-# How fast a machine is, or what else it does just now, is nothing that a test may fail by.
+# A test must not fail because the machine is slow or busy.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# For a second run of the same tests with other versions of libraries: what is searched for is found in the first.
+# For a second run of the same tests with other library versions: the first run does the searching.
 settings.register_profile("few", settings.get_profile("unhurried"), max_examples=10)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "unhurried"))
 
-# A script's background jobs ignore SIGINT, and so would every process that a test starts: it is inherited.
+# A script's background jobs ignore SIGINT, and so would every process that a test starts, because that is inherited.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
-    """CI has everything that a test may need, so a skip there is a hole in what was checked."""
+    """CI has everything that tests need, so a skip there is a gap in the checks."""
     if os.environ.get("CI") == "true" and report.outcome == "skipped" and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"
@@ -46,13 +47,13 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer's own settings must not decide a test."""
+    """A developer's settings must not affect a test."""
     for name in [name for name in os.environ if name.startswith("SHOAL_")]:
         monkeypatch.delenv(name)
 
 
 @pytest.fixture(autouse=True)
 def blocking_the_loop_fails() -> Iterator[BlockBuster]:
-    """Shoal's own code may not read files, sleep or wait for locks on an event loop; what tests do is their affair."""
+    """Shoal's own code may not read files, sleep or wait for locks on an event loop; tests may."""
     with blockbuster_ctx("shoal") as guard:
         yield guard

@@ -1,4 +1,4 @@
-"""How much a piece of code works, told without a clock: what a busy or slow machine cannot change."""
+"""Measures the work of code without a clock, independent of a busy or slow machine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 
 def count_lines(work: Callable[[], Any]) -> int:
-    """Run `work` and count the lines of Python that ran, each round of a loop or comprehension anew. Work within a
-    library's C code does not count."""
+    """Run `work` and return the number of executed Python lines; every round of a loop or comprehension counts. Work
+    within a library's C code does not count.
+    """
     lines = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:

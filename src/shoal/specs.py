@@ -170,7 +170,7 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How a picture becomes the input of an image tower, as the model's preprocessor says, and where its vectors are.
+    """How an image becomes the input of an image tower, as the model's preprocessor says, and where its vectors are.
 
     `input`: float32 [b, 3, height, width] in RGB, with (height, width) = `size`. `output`: float32 [b, dimension], not
     scaled. In this order, each step in the precision of the reference: `resize` "shortest" (the shorter side becomes
@@ -202,8 +202,8 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContrastSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How a picture and texts are compared: `activation` over cosine * `scale` + `bias` ("softmax" over the texts of
-    one picture, CLIP; "sigmoid" of each, SigLIP)."""
+    """How an image and texts are compared: `activation` over cosine * `scale` + `bias` ("softmax" over the texts of
+    one image, CLIP; "sigmoid" of each, SigLIP)."""
 
     scale: float
     bias: float = 0.0

@@ -34,7 +34,7 @@ TextPair: TypeAlias = tuple[str, str]
 
 
 class Image(msgspec.Struct, frozen=True):
-    """A picture as it was sent: the bytes of a JPEG, PNG, WebP, GIF or BMP file."""
+    """An image as it was sent: the bytes of a JPEG, PNG, WebP, GIF or BMP file."""
 
     data: bytes
 
@@ -96,7 +96,7 @@ class Rerank(msgspec.Struct, frozen=True, kw_only=True, tag="rerank"):
 
 
 class Classify(msgspec.Struct, frozen=True, kw_only=True, tag="classify"):
-    """Give each input, a text, two texts read together or a picture, a score for every label of the model.
+    """Give each input, a text, two texts read together or an image, a score for every label of the model.
 
     `raw_scores`, `truncate` and `truncation_direction` as in Rerank.
     """
@@ -166,8 +166,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is chosen and when to end. None, [] and {}: the model's own default.
 
     `max_tokens` and `min_tokens` count what is generated. `stop`: texts that end it and are not returned, unless
-    `include_stop`. `logit_bias`: by token id. `logprobs`: how many of the likeliest tokens to tell beside the chosen
-    one (0: the chosen one alone). `guide`: the form of the answer.
+    `include_stop`. `logit_bias`: by token id. `logprobs`: how many of the likeliest tokens to report beside the chosen
+    one (0: the chosen one alone). `guide`: constraints on the answer's format.
     """
 
     max_tokens: int | None = None

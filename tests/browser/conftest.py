@@ -1,4 +1,4 @@
-"""A running Shoal and a headless Chromium that may talk to nothing else."""
+"""A running Shoal, and a headless Chromium that may connect only to it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KEY = "sesame"
 
 @dataclass
 class Visit:
-    """A page, and everything about it that should not have happened; `tolerated` are parts of texts that may."""
+    """A page and its unexpected errors; messages that contain a text of `tolerated` are ignored."""
 
     page: Page
     origin: str
@@ -66,7 +66,7 @@ Visitor: TypeAlias = Callable[..., Visit]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Closed after each module: while it is open its event loop would be in the way of asynchronous tests."""
+    """Chromium, closed after each module, because its event loop would conflict with asynchronous tests."""
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
         pytest.skip("Chromium is missing: apt-get install chromium")
@@ -81,13 +81,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The origin of a Shoal with the scripted model, without keys."""
+    """The origin of a Shoal with the fake model, without keys."""
     yield from _serve(tmp_path_factory.mktemp("server"))
 
 
 @pytest.fixture(scope="module")
 def locked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The same with the key KEY."""
+    """The same, with the key KEY."""
     yield from _serve(tmp_path_factory.mktemp("locked"), "--api-key", KEY)
 
 
@@ -122,7 +122,7 @@ def _origin(process: subprocess.Popen[bytes], log: Path) -> str:
 
 @pytest.fixture
 def visitor(browser: Browser) -> Iterator[Visitor]:
-    """`visitor(origin, colour="dark")` is a new person with an empty browser; after the test nothing may be wrong."""
+    """`visitor(origin, colour="dark")` opens an empty browser profile; after the test it fails on unexpected errors."""
     visits: list[Visit] = []
 
     def arrive(origin: str, *, colour: str = "light", tolerated: str = "") -> Visit:

@@ -1,4 +1,4 @@
-"""Swagger UI in a real browser, with nothing but the server itself to load from."""
+"""Swagger UI in a real browser that can reach only the server."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ EMBEDDINGS = "#operations-openai-post_v1_embeddings"
 
 
 def execute(page: Page) -> None:
-    """Unfold the embeddings operation and send its example as it stands."""
+    """Expand the embeddings operation and send its example unchanged."""
     page.locator(f"{EMBEDDINGS} button.opblock-summary-control").click()
     page.locator(EMBEDDINGS).get_by_role("button", name="Execute").click()
 
 
 @pytest.mark.parametrize("path", ["/docs", "/docs/", "/explorer", "/explorer/"])
 def test_every_operation_is_shown(server: str, visitor: Visitor, path: str) -> None:
-    """Each operation of openapi.json has its row, with no error from the document and no request to elsewhere."""
+    """Each operation of openapi.json has a row, without errors in the document or requests to other hosts."""
     with urllib.request.urlopen(f"{server}/openapi.json") as reply:
         document = json.load(reply)
     page = visitor(server).open(path)
@@ -34,7 +34,7 @@ def test_every_operation_is_shown(server: str, visitor: Visitor, path: str) -> N
 
 @pytest.mark.parametrize("path", ["/docs", "/explorer/"])
 def test_an_example_runs_against_the_server(server: str, visitor: Visitor, path: str) -> None:
-    """Try it out: the example, unchanged, is answered 200 with vectors and the headers of its batch."""
+    """Try it out: the unchanged example returns 200 with vectors and the batch headers."""
     page = visitor(server).open(path)
     execute(page)
     live = page.locator(f"{EMBEDDINGS} .live-responses-table tbody")
@@ -44,10 +44,10 @@ def test_an_example_runs_against_the_server(server: str, visitor: Visitor, path:
 
 
 def test_the_key_of_the_start_page_is_used(locked_server: str, visitor: Visitor) -> None:
-    """A key that was entered on `/` authorises the docs in the same tab."""
+    """A key entered on `/` authorizes the docs in the same tab."""
     visit = visitor(locked_server, tolerated="401")
     page = visit.open("/")
-    page.get_by_label("This server asks for an API key").fill(KEY)
+    page.get_by_label("This server requires an API key").fill(KEY)
     page.keyboard.press("Enter")
     page.get_by_role("link", name="API docs").click()
     execute(page)
@@ -55,7 +55,7 @@ def test_the_key_of_the_start_page_is_used(locked_server: str, visitor: Visitor)
 
 
 def test_dark_follows_the_system(server: str, visitor: Visitor) -> None:
-    """Swagger UI turns dark with the system's setting."""
+    """Swagger UI follows the system's dark mode."""
     page = visitor(server, colour="dark").open("/docs")
     expect(page.locator("html.dark-mode")).to_have_count(1)
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -24,7 +24,7 @@ def test_the_models_and_their_state_are_shown(server: str, visitor: Visitor) -> 
 
 
 def test_two_texts_are_compared(server: str, visitor: Visitor) -> None:
-    """Equal texts have cosine 1, other texts less; the facts name dimensions and the batch."""
+    """Equal texts have cosine 1, other texts less; dimensions and batch size are shown."""
     page = visitor(server).open("/")
     page.get_by_label("First text").fill("the same")
     page.get_by_label("Second text").fill("the same")
@@ -39,7 +39,7 @@ def test_two_texts_are_compared(server: str, visitor: Visitor) -> None:
 
 
 def test_everything_works_from_the_keyboard(server: str, visitor: Visitor) -> None:
-    """From the first text, Tab leads to the second and to the button, and Enter compares."""
+    """From the first text, Tab moves to the second and to the button, and Enter compares."""
     page = visitor(server).open("/")
     page.get_by_label("First text").focus()
     page.keyboard.press("Tab")
@@ -50,8 +50,8 @@ def test_everything_works_from_the_keyboard(server: str, visitor: Visitor) -> No
     expect(page.locator(".cosine")).to_be_visible()
 
 
-def test_an_error_is_shown_in_the_servers_words(server: str, visitor: Visitor) -> None:
-    """An empty text is refused by the server, and its message stands where the result would."""
+def test_a_server_error_is_shown(server: str, visitor: Visitor) -> None:
+    """The server rejects an empty text, and its message replaces the result."""
     page = visitor(server, tolerated="400").open("/")
     page.get_by_label("First text").fill("")
     page.get_by_role("button", name="Compare").click()
@@ -72,10 +72,10 @@ def test_the_examples_can_be_copied(server: str, visitor: Visitor) -> None:
 
 
 def test_a_key_is_requested_and_stored_in_the_tab(locked_server: str, visitor: Visitor) -> None:
-    """Without the key only its entry is shown; a wrong one is refused; the right one is kept for the tab alone."""
+    """Without the key only its input is shown; a wrong key is rejected; the right one is stored for this tab only."""
     visit = visitor(locked_server, tolerated="401")
     page = visit.open("/")
-    entry = page.get_by_label("This server asks for an API key")
+    entry = page.get_by_label("This server requires an API key")
     expect(entry).to_be_visible()
     expect(page.get_by_role("heading", name="Models")).to_have_count(0)
     entry.fill("wrong")
@@ -93,13 +93,13 @@ def test_a_key_is_requested_and_stored_in_the_tab(locked_server: str, visitor: V
 
 
 def test_dark_follows_the_system(server: str, visitor: Visitor) -> None:
-    """The page turns dark with the system's setting."""
+    """The page follows the system's dark mode."""
     page = visitor(server, colour="dark").open("/")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(14, 23, 28)"
 
 
 def test_the_policy_forbids_inline_scripts(server: str, visitor: Visitor) -> None:
-    """A script that somehow got into the page does not run."""
+    """An injected script does not run."""
     visit = visitor(server, tolerated="Content Security Policy")
     page = visit.open("/")
     page.evaluate(

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs OpenAI's Java, Node.js and Go clients and langchain4j against a Shoal of this checkout, each where its tools are
-# installed; with CI=true a missing tool fails. The model repeats what it hears and breaks off at the word "poison": every
+# installed; with CI=true a missing tool fails. The model repeats its input and fails at the word "poison": every
 # client must report an error then.
 set -euo pipefail
 cd "$(dirname "$0")"

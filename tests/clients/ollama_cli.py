@@ -2,9 +2,9 @@
 
     python -m tests.clients.ollama_cli PATH/TO/ollama
 
-No package index has the client ready to run: build it from its repository with Go and a C++ compiler. So this is no
-test of the suite but a script. It runs the client as a user does, at a terminal and away from one, prints what it said,
-and exits with 1 where that is not what is expected. The default model must be in the store, or within reach.
+A script, not a test of the suite, because no package index has the client ready to run: build it from its repository
+with Go and a C++ compiler. It runs the client as a user does, with and without a terminal, prints its output, and exits
+with 1 if that is not as expected. The default model must be in the store, or downloadable.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CHECKS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("create", "mine", "-f", "Modelfile"), 1, r"Error: .*This server does not create models"),
     (("create", "mine", "-f", "Modelfile.gguf"), 1, r"Error: .*This server does not create models"),
 )
-"""What is called, its exit code, and what its output must match."""
+"""Arguments, exit code, and a pattern for the output."""
 
 
 def say(line: str) -> None:
@@ -81,30 +81,30 @@ def client(binary: str, port: int, home: Path, *arguments: str, stdin: str = "")
 
 
 def conversation(binary: str, port: int, home: Path, *lines: str) -> str:
-    """What a person at a terminal sees who says these lines."""
+    """Return the terminal's output for a user who types these lines."""
     pid, terminal = pty.fork()
     if pid == 0:
         environment = {**os.environ, "HOME": str(home), "OLLAMA_HOST": f"127.0.0.1:{port}", "TERM": "xterm"}
         os.execve(binary, [binary, "run", "talker"], environment)
-    seen = _read(terminal, ">>> ")
+    output = _read(terminal, ">>> ")
     for line in lines:
         os.write(terminal, line.encode() + b"\r")
-        seen += _read(terminal, ">>> " if line != "/bye" else "\0")
+        output += _read(terminal, ">>> " if line != "/bye" else "\0")
     os.waitpid(pid, 0)
-    return _TERMINAL.sub("", seen)
+    return _TERMINAL.sub("", output)
 
 
 def _read(terminal: int, until: str, seconds: float = 15.0) -> str:
-    found, end = "", time.monotonic() + seconds
+    output, end = "", time.monotonic() + seconds
     while time.monotonic() < end:
         if select.select([terminal], [], [], 0.5)[0]:
             try:
-                found += os.read(terminal, 65536).decode(errors="replace")
-            except OSError:  # the other side is gone
-                return found
-        elif until in found:
-            return found
-    return found
+                output += os.read(terminal, 65536).decode(errors="replace")
+            except OSError:  # the other side has exited
+                return output
+        elif until in output:
+            return output
+    return output
 
 
 def main(binary: str) -> int:
@@ -119,7 +119,7 @@ def main(binary: str) -> int:
         command = [sys.executable, "-m", "shoal", "serve", "--as", "ollama", "--port", "0", "all-MiniLM-L6-v2"]
         with subprocess.Popen([*command, "talker=fake:token_ms=1"], stderr=subprocess.PIPE, text=True) as server:
             assert server.stderr is not None
-            port = next(int(found[1]) for line in server.stderr if (found := _LISTENING.search(line)))
+            port = next(int(match[1]) for line in server.stderr if (match := _LISTENING.search(line)))
             next(line for line in server.stderr if "try: " in line)
             for arguments, code, pattern in CHECKS:
                 got, output = client(binary, port, home, *arguments)
@@ -130,14 +130,16 @@ def main(binary: str) -> int:
                     f"{output.strip()[:400]}"
                 )
             got, output = client(binary, port, home, "run", "talker", stdin="from a pipe")
-            seen = conversation(binary, port, home, "hello there", "/show info", "/set parameter temperature 1", "/bye")
+            transcript = conversation(
+                binary, port, home, "hello there", "/show info", "/set parameter temperature 1", "/bye"
+            )
             for what, passed in (
                 ("stdin", output.startswith("from a pipe")),
-                ("a terminal", "\nhello there\n" in seen),
+                ("a terminal", "\nhello there\n" in transcript),
             ):
                 wrong += not passed
                 say(f"{'ok   ' if passed else 'WRONG'} {what}")
-            say(seen)
+            say(transcript)
             server.terminate()
     say(f"{wrong} wrong")
     return bool(wrong)

@@ -1,10 +1,10 @@
-"""Sends chats through a real Open WebUI to a model whose template knows no tools: `python -m tests.clients.open_webui`.
+"""Sends chats through a real Open WebUI to a model whose template has no tools: `python -m tests.clients.open_webui`.
 
     python3.11 -m venv /tmp/open-webui && /tmp/open-webui/bin/pip install "open-webui==0.12.*"   # 7 GB
     python -m tests.clients.open_webui /tmp/open-webui/bin/open-webui [--ollama]
 
-It starts Shoal and Open WebUI with its default settings, signs up, opens a chat as the page does, and shows what Open
-WebUI sent and what stands in the chat. Exits with 1 where there is no answer. Too large for `make test-clients`.
+It starts Shoal and Open WebUI with its default settings, signs up, opens a chat as the page does, and prints Open
+WebUI's requests and the chat. Exits with 1 if there is no answer. Too large for `make test-clients`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def call(url: str, body: Any = None, token: str = "") -> Any:
 
 
 def until(what: str, done: Callable[[], Any]) -> Any:
-    """What `done` returns once it is true. Raises SystemExit when that takes too long."""
+    """Return the result of `done` once it is true. Raises SystemExit on timeout."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         try:
-            if found := done():
-                return found
+            if result := done():
+                return result
         except (URLError, HTTPError, ConnectionError, TimeoutError):
             pass
         time.sleep(0.5)
@@ -57,7 +57,7 @@ def until(what: str, done: Callable[[], Any]) -> Any:
 
 
 class Recorder(ThreadingHTTPServer):
-    """Passes requests on to Shoal and keeps the bodies of chats with the status and headers of their answers."""
+    """Passes requests on to Shoal and records the bodies of chats with the status and headers of their answers."""
 
     def __init__(self, shoal: str) -> None:
         super().__init__(("127.0.0.1", 0), _Passing)
@@ -91,11 +91,11 @@ class _Passing(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the bodies are kept."""
+        """Log nothing: the bodies are recorded."""
 
 
 def model(folder: Path) -> Path:
-    """The tiny Llama with a template that knows no tools."""
+    """The tiny Llama with a template without tools."""
     shutil.copytree(FIXTURE, folder / "plain")
     settings = json.loads((folder / "plain" / "tokenizer_config.json").read_bytes())
     (folder / "plain" / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": PLAIN}))
@@ -103,7 +103,7 @@ def model(folder: Path) -> Path:
 
 
 def chat(webui: str, token: str, model: str) -> str:
-    """What the assistant's message says in the end, or its error."""
+    """Return the final text of the assistant's message, or its error."""
     question, answer = str(uuid.uuid4()), str(uuid.uuid4())
     request = {"id": question, "parentId": None, "childrenIds": [answer], "role": "user", "content": "What time is it?"}
     empty = {
@@ -116,7 +116,7 @@ def chat(webui: str, token: str, model: str) -> str:
     }
     history = {"messages": {question: request, answer: empty}, "currentId": answer}
     whole = {"title": "t", "models": [model], "history": history, "messages": [request, empty]}
-    made = call(f"{webui}/api/v1/chats/new", {"chat": whole}, token)
+    new_chat = call(f"{webui}/api/v1/chats/new", {"chat": whole}, token)
     body = {
         "stream": True,
         "model": model,
@@ -124,14 +124,14 @@ def chat(webui: str, token: str, model: str) -> str:
         "params": {},
         "features": {},
         "session_id": str(uuid.uuid4()),
-        "chat_id": made["id"],
+        "chat_id": new_chat["id"],
         "id": answer,
         "user_message": request,
     }
     call(f"{webui}/api/chat/completions", body, token)
 
     def finished() -> str:
-        message = call(f"{webui}/api/v1/chats/{made['id']}", None, token)["chat"]["history"]["messages"][answer]
+        message = call(f"{webui}/api/v1/chats/{new_chat['id']}", None, token)["chat"]["history"]["messages"][answer]
         return str(message.get("error") or "") or str(message.get("content") or "")
 
     return str(until("an answer", finished))

@@ -45,7 +45,7 @@ def text_of(chunks: list[Any]) -> str:
 
 
 def test_invoke(model: Any) -> None:
-    """A conversation of its message classes; text, reason, name and counts come back."""
+    """A conversation of its message classes; text, finish reason, name and counts come back."""
     answer = model.invoke([SystemMessage("be kind"), HumanMessage("one two three")])
     assert (answer.content, answer.response_metadata["finish_reason"]) == ("one two three", "stop")
     assert answer.response_metadata["model_name"] == MODEL
@@ -53,7 +53,7 @@ def test_invoke(model: Any) -> None:
 
 
 def test_stream(model: Any) -> None:
-    """Word by word; the usage where it is asked for."""
+    """Word by word; usage if requested."""
     chunks = list(model.stream("one two three", stream_usage=True))
     assert [chunk.content for chunk in chunks if chunk.content] == ["one", " two", " three"]
     whole = reduce(joined, chunks)
@@ -62,7 +62,7 @@ def test_stream(model: Any) -> None:
 
 
 async def test_asynchronous(model: Any) -> None:
-    """Many streams and answers at once, none with a word of another's."""
+    """Many concurrent streams and answers never mix their words."""
 
     async def one(number: int) -> str:
         return text_of([chunk async for chunk in model.astream(f"it is {number}")])
@@ -79,7 +79,7 @@ def test_batch(model: Any) -> None:
 
 
 def test_sampling(model: Any) -> None:
-    """Its fields arrive: what is bound to the model, and what its class has of its own."""
+    """Sampling fields arrive, both those bound to the model and those of its class."""
     answer = model.bind(stop=["three"], logprobs=True, seed=7, temperature=0.5).invoke("one two three")
     assert answer.content == "one two "
     assert [each["token"] for each in answer.response_metadata["logprobs"]["content"]][:2] == ["one", " two"]
@@ -88,7 +88,7 @@ def test_sampling(model: Any) -> None:
 
 
 def test_tools(model: Any) -> None:
-    """Called, in one piece and in a stream; the result goes back."""
+    """Called, complete and in a stream; the result is sent back."""
     able = model.bind_tools([StructuredTool.from_function(add)])
     answer = able.invoke(CALLED)
     (call,) = answer.tool_calls
@@ -103,7 +103,7 @@ def test_tools(model: Any) -> None:
 
 
 def test_structured_output(model: Any) -> None:
-    """By a call that the model makes of itself; what would force it is refused by name."""
+    """By a call that the model makes by itself; an option that forces the call is rejected by name."""
     answer = CALLED.replace('"add"', '"Sum"')
     by_call = model.with_structured_output(Sum, method="function_calling", tool_choice="auto")
     assert by_call.invoke(answer) == Sum(a=1, b=2)
@@ -129,9 +129,9 @@ def test_errors(model: Any) -> None:
 
 @pytest.mark.parametrize(("responses", "error"), [(False, openai.APIError), (True, ValueError)])
 async def test_a_broken_stream(base_url: str, responses: bool, error: type[Exception]) -> None:
-    """However it is read, an error follows the words: nothing takes them for a whole answer."""
+    """An error follows the words, however the stream is read, so no caller takes them for a complete answer."""
     known: dict[str, Any] = {"model": MODEL, "base_url": base_url, "api_key": "any", "max_retries": 0}
-    # Of its own: LangChain would keep one for later tests, whose loops are others.
+    # Its own client: LangChain would cache one for later tests, which run on other loops.
     connections = openai.DefaultAsyncHttpxClient()
     whole: Any = ChatOpenAI(**known, use_responses_api=responses, streaming=True, http_async_client=connections)
     pieces: list[str] = []
@@ -150,7 +150,7 @@ async def test_a_broken_stream(base_url: str, responses: bool, error: type[Excep
 
 
 def test_a_server_that_dies(tmp_path: Path) -> None:
-    """In the middle of its streams, without a word: an error of the connection, on every route."""
+    """If it dies during a stream, every route raises a connection error."""
     with running(tmp_path, f"{MODEL}=fake:token_ms=200") as server:
         known: dict[str, Any] = {"base_url": f"{server.base_url}/v1", "model": MODEL, "api_key": "any"}
         models: list[Any] = [
@@ -168,7 +168,7 @@ def test_a_server_that_dies(tmp_path: Path) -> None:
 
 
 def test_responses(base_url: str) -> None:
-    """Over the newer API, in one piece, in a stream, and with a call."""
+    """Over the Responses API: complete, streamed, and with a call."""
     model: Any = ChatOpenAI(model=MODEL, base_url=base_url, api_key="any", use_responses_api=True, max_retries=0)
     answer = model.invoke("one two")
     assert (answer.text, answer.usage_metadata["output_tokens"]) == ("one two", 2)
@@ -180,38 +180,39 @@ def test_responses(base_url: str) -> None:
 
 
 def test_completions(base_url: str) -> None:
-    """Its class for texts: several prompts in one request, a stream, and one that breaks."""
+    """Its class for texts: several prompts in one request, a stream, and a broken one."""
     model: Any = OpenAI(model=MODEL, base_url=base_url, api_key="any", max_tokens=8)
-    found = model.generate(["one two", "three"])
-    assert [each[0].text for each in found.generations] == ["one two", "three"]
-    assert found.llm_output["token_usage"]["completion_tokens"] == 3
+    result = model.generate(["one two", "three"])
+    assert [each[0].text for each in result.generations] == ["one two", "three"]
+    assert result.llm_output["token_usage"]["completion_tokens"] == 3
     assert "".join(model.stream("one two")) == "one two"
     with pytest.raises(openai.APIError, match="the model failed"):
         list(model.stream(BREAKS))
 
 
 def test_embeddings_of_texts(base_url: str) -> None:
-    """As the documentation has it for servers that are not OpenAI's."""
-    made: Any = OpenAIEmbeddings(model=MODEL, base_url=base_url, api_key="any", check_embedding_ctx_length=False)
-    rows = made.embed_documents(["one", "two"])
+    """With the settings that its documentation gives for servers other than OpenAI's."""
+    embedder: Any = OpenAIEmbeddings(model=MODEL, base_url=base_url, api_key="any", check_embedding_ctx_length=False)
+    rows = embedder.embed_documents(["one", "two"])
     assert [len(row) for row in rows] == [32, 32]
-    assert made.embed_query("one") == pytest.approx(rows[0])
+    assert embedder.embed_query("one") == pytest.approx(rows[0])
 
 
 TEXTS = ["thank you", "harbour pilot", "Where can I renew my passport, and how long does it take?", "été, 東京 🐟"]
 
 
-def test_embeddings_as_it_comes(base_url: str) -> None:
-    """It makes ids with OpenAI's table, cuts to its own length and sends them: under the name of OpenAI's model they
-    are decoded with the same table, and the vectors are those of the texts."""
-    made: Any = OpenAIEmbeddings(model=EMBEDDER, base_url=base_url, api_key="any")
+def test_embeddings_with_default_settings(base_url: str) -> None:
+    """It tokenizes with OpenAI's table, cuts to its own length and sends ids: under the name of OpenAI's model Shoal
+    decodes them with the same table, and the vectors are those of the texts."""
+    embedder: Any = OpenAIEmbeddings(model=EMBEDDER, base_url=base_url, api_key="any")
     plain: Any = OpenAIEmbeddings(model=EMBEDDER, base_url=base_url, api_key="any", check_embedding_ctx_length=False)
-    assert np.allclose(made.embed_documents(TEXTS), plain.embed_documents(TEXTS), atol=1e-6)
-    assert made.embed_query(TEXTS[0]) == pytest.approx(plain.embed_query(TEXTS[0]))
+    assert np.allclose(embedder.embed_documents(TEXTS), plain.embed_documents(TEXTS), atol=1e-6)
+    assert embedder.embed_query(TEXTS[0]) == pytest.approx(plain.embed_query(TEXTS[0]))
 
 
-def test_embeddings_as_it_comes_of_another_model(base_url: str) -> None:
-    """Its ids are of that table all the same, and would be taken for other words: refused, with what to set."""
-    made: Any = OpenAIEmbeddings(model=MODEL, base_url=base_url, api_key="any", tiktoken_model_name=EMBEDDER)
+def test_embeddings_with_default_settings_of_another_model(base_url: str) -> None:
+    """It sends ids of OpenAI's table, which another model would read as other words: the error names the setting to
+    change."""
+    embedder: Any = OpenAIEmbeddings(model=MODEL, base_url=base_url, api_key="any", tiktoken_model_name=EMBEDDER)
     with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
-        made.embed_documents(TEXTS)
+        embedder.embed_documents(TEXTS)

@@ -1,4 +1,4 @@
-"""LlamaIndex's classes for OpenAI and for servers like it."""
+"""LlamaIndex's classes for OpenAI and for OpenAI-compatible servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llama_index.llms.openai_like import OpenAILike
 from tests.clients.conftest import KNOWN
 from tests.integration.llm_kit import MODEL, running
 
-SAID = [ChatMessage(role="system", content="be kind"), ChatMessage(role="user", content="one two three")]
+MESSAGES = [ChatMessage(role="system", content="be kind"), ChatMessage(role="user", content="one two three")]
 CALLED = '<tool_call> {"name": "add", "arguments": {"a": 1, "b": 2}} </tool_call>'
 BREAKS = "one two poison-item three"
 
@@ -28,7 +28,7 @@ def add(a: int, b: int) -> int:
 
 @pytest.fixture(params=["like", "openai"])
 def model(request: pytest.FixtureRequest, base_url: str) -> Any:
-    """The class for other servers, and OpenAI's own under a name that it knows."""
+    """The class for compatible servers, and OpenAI's own under a model name that it knows."""
     if request.param == "openai":
         return OpenAI(model=KNOWN, api_base=base_url, api_key="any", max_retries=0)
     return OpenAILike(
@@ -44,38 +44,38 @@ def model(request: pytest.FixtureRequest, base_url: str) -> Any:
 
 def test_chat(model: Any) -> None:
     """A conversation of its messages; the raw answer has the counts."""
-    answer = model.chat(SAID)
+    answer = model.chat(MESSAGES)
     assert (answer.message.role.value, answer.message.content) == ("assistant", "one two three")
     assert answer.raw.usage.total_tokens == 6
 
 
 def test_stream_chat(model: Any) -> None:
     """Deltas, and the text so far with each."""
-    pieces = list(model.stream_chat(SAID))
+    pieces = list(model.stream_chat(MESSAGES))
     assert "".join(piece.delta or "" for piece in pieces) == "one two three"
     assert pieces[-1].message.content == "one two three"
 
 
 def test_complete(model: Any) -> None:
-    """A text through the chat."""
+    """A text completion over the chat route."""
     assert model.complete("one two").text == "one two"
     assert "".join(piece.delta for piece in model.stream_complete("one two")) == "one two"
 
 
 async def test_asynchronous(model: Any) -> None:
-    """Streams and answers at once, none with a word of another's."""
+    """Concurrent streams and answers never mix their words."""
 
     async def one(number: int) -> str:
         stream = await model.astream_chat([ChatMessage(role="user", content=f"it is {number}")])
         return "".join([piece.delta or "" async for piece in stream])
 
     assert await asyncio.gather(*map(one, range(16))) == [f"it is {number}" for number in range(16)]
-    assert (await model.achat(SAID)).message.content == "one two three"
+    assert (await model.achat(MESSAGES)).message.content == "one two three"
     assert (await model.acomplete("a b")).text == "a b"
 
 
 def test_tools(model: Any) -> None:
-    """It reads the calls, in one piece and in a stream, and runs them."""
+    """It reads the calls, complete and in a stream, and runs them."""
     tool = FunctionTool.from_defaults(add)
     answer = model.chat_with_tools([tool], user_msg=CALLED)
     (call,) = model.get_tool_calls_from_response(answer)
@@ -90,7 +90,7 @@ def test_tools(model: Any) -> None:
 
 
 def test_texts_without_a_chat(base_url: str) -> None:
-    """A model that only completes: the older route, in one piece and in a stream."""
+    """A completion model: the older route, complete and in a stream."""
     model: Any = OpenAILike(model=MODEL, api_base=base_url, api_key="any", is_chat_model=False, context_window=4096)
     assert model.complete("one two").text == "one two"
     assert "".join(piece.delta for piece in model.stream_complete("one two")) == "one two"
@@ -107,7 +107,7 @@ def test_errors(model: Any) -> None:
 
 
 async def test_a_broken_stream(model: Any) -> None:
-    """However it is read, an error follows the words: nothing takes them for a whole answer."""
+    """An error follows the words, however the stream is read, so no caller takes them for a complete answer."""
     messages = [ChatMessage(role="user", content=BREAKS)]
     pieces: list[str] = []
     with pytest.raises(openai.APIError, match="the model failed"):
@@ -122,7 +122,7 @@ async def test_a_broken_stream(model: Any) -> None:
 
 
 def test_a_server_that_dies(tmp_path: Path) -> None:
-    """In the middle of its streams, without a word: an error of the connection, on both routes."""
+    """If it dies during a stream, both routes raise a connection error."""
     with running(tmp_path, f"{MODEL}=fake:token_ms=200") as server:
         known: dict[str, Any] = {"api_base": f"{server.base_url}/v1", "api_key": "any", "max_retries": 0}
         streams = [

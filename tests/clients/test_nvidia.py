@@ -23,7 +23,7 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.filterwarnings("ignore:Found embedder")
 def test_embeddings(base_url: str) -> None:
-    """Queries and passages, in the order of the texts, more than it sends at once."""
+    """Queries and passages, in the order of the texts, more than one of its requests holds."""
     model = NVIDIAEmbeddings(base_url=base_url, model="embedder", nvidia_api_key="any", truncate="END")
     texts = [f"text {at}" for at in range(120)]
     for text, vector in zip(texts, model.embed_documents(texts), strict=True):
@@ -34,9 +34,9 @@ def test_embeddings(base_url: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Found reranker")
 def test_rerank(base_url: str) -> None:
-    """By logits, in the order of the server."""
+    """By logits, in the server's order."""
     model = NVIDIARerank(base_url=base_url, model="reranker", nvidia_api_key="any", top_n=2)
-    found = model.compress_documents([Document(text) for text in TEXTS], "a shoal")
+    ranking = model.compress_documents([Document(text) for text in TEXTS], "a shoal")
     logits = {text: float(compute_scores(tokenize_item(("a shoal", text)), 1, raw=True)[0]) for text in TEXTS}
-    assert [each.page_content for each in found] == sorted(TEXTS, key=lambda text: -logits[text])[:2]
-    assert [each.metadata["relevance_score"] for each in found] == pytest.approx(sorted(logits.values())[:0:-1])
+    assert [each.page_content for each in ranking] == sorted(TEXTS, key=lambda text: -logits[text])[:2]
+    assert [each.metadata["relevance_score"] for each in ranking] == pytest.approx(sorted(logits.values())[:0:-1])

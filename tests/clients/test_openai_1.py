@@ -1,4 +1,4 @@
-"""OpenAI's client, version 1, as many applications still pin it."""
+"""OpenAI's client, version 1, which many applications still pin."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ CALLED = '<tool_call> {"name": "add", "arguments": {"a": 1}} </tool_call>'
 
 @pytest.fixture
 def client(base_url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=base_url, api_key="any") as made:
-        yield made
+    with openai.OpenAI(base_url=base_url, api_key="any") as client:
+        yield client
 
 
-def hear(text: str) -> Any:
+def turn(text: str) -> Any:
     return [{"role": "user", "content": text}]
 
 
 def test_the_version() -> None:
-    """These tests say nothing of any other."""
+    """The installed client is version 1."""
     assert openai.__version__.startswith("1.")
 
 
 def test_chat(client: openai.OpenAI) -> None:
-    """In one piece, several at a time, with log probabilities and counts."""
+    """Several choices in one answer, with log probabilities and counts."""
     answer = client.chat.completions.create(
-        model=MODEL, messages=hear("one two three"), n=2, max_tokens=2, logprobs=True, top_logprobs=1
+        model=MODEL, messages=turn("one two three"), n=2, max_tokens=2, logprobs=True, top_logprobs=1
     )
     assert [choice.message.content for choice in answer.choices] == ["one two"] * 2
     assert {choice.finish_reason for choice in answer.choices} == {"length"}
@@ -46,9 +46,9 @@ def test_chat(client: openai.OpenAI) -> None:
 
 
 def test_chat_as_a_stream(client: openai.OpenAI) -> None:
-    """Words one by one, and the usage at the end when asked for."""
+    """Word by word, and usage at the end if requested."""
     *chunks, last = client.chat.completions.create(
-        model=MODEL, messages=hear("one two three"), stream=True, stream_options={"include_usage": True}
+        model=MODEL, messages=turn("one two three"), stream=True, stream_options={"include_usage": True}
     )
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "one two three"
     assert chunks[-1].choices[0].finish_reason == "stop"
@@ -56,13 +56,13 @@ def test_chat_as_a_stream(client: openai.OpenAI) -> None:
 
 
 def test_tools(client: openai.OpenAI) -> None:
-    """In one piece, and put together from a stream by the helper that was in `beta` then."""
-    answer = client.chat.completions.create(model=MODEL, messages=hear(CALLED), tools=[ADD])
+    """Complete, and accumulated from a stream by the helper that was in `beta` then."""
+    answer = client.chat.completions.create(model=MODEL, messages=turn(CALLED), tools=[ADD])
     (call,) = answer.choices[0].message.tool_calls or []
     assert call.type == "function"
     assert (call.function.name, call.function.arguments) == ("add", '{"a": 1}')
     beta: Any = client.beta.chat.completions if hasattr(client.beta, "chat") else client.chat.completions
-    with beta.stream(model=MODEL, messages=hear(f"well {CALLED} {CALLED}"), tools=[ADD]) as stream:
+    with beta.stream(model=MODEL, messages=turn(f"well {CALLED} {CALLED}"), tools=[ADD]) as stream:
         message = stream.get_final_completion().choices[0].message
     assert [each.function.arguments for each in message.tool_calls] == ['{"a": 1}'] * 2
 
@@ -76,7 +76,7 @@ def test_completions(client: openai.OpenAI) -> None:
 
 
 def test_responses(client: openai.OpenAI) -> None:
-    """This version has them already: its types take the answer and each event."""
+    """This version already has them: its types parse the answer and each event."""
     assert client.responses.create(model=MODEL, input="a b").output_text == "a b"
     with client.responses.stream(model=MODEL, input="a b") as stream:
         kinds = [event.type for event in stream]
@@ -85,7 +85,7 @@ def test_responses(client: openai.OpenAI) -> None:
 
 
 def test_embeddings(client: openai.OpenAI) -> None:
-    """By base64, which it asks for unless told otherwise, the same numbers as by JSON."""
+    """base64, its default, gives the same numbers as JSON."""
     short = client.embeddings.create(model=MODEL, input=["one", "two"])
     plain = client.embeddings.create(model=MODEL, input=["one", "two"], encoding_format="float")
     assert [len(each.embedding) for each in short.data] == [32, 32]
@@ -108,7 +108,7 @@ def test_models(client: openai.OpenAI) -> None:
             "unsupported_parameter",
             "response_format",
         ),
-        ({"messages": hear("poison-item")}, openai.InternalServerError, None, None),
+        ({"messages": turn("poison-item")}, openai.InternalServerError, None, None),
     ],
 )
 def test_errors(
@@ -119,24 +119,24 @@ def test_errors(
     param: str | None,
     stream: bool,
 ) -> None:
-    """Its own classes with code and param, also of a stream that never began."""
+    """Its own exceptions with code and param, also for a stream that never began."""
     with pytest.raises(error) as caught:
-        client.chat.completions.create(**{"model": MODEL, "messages": hear("a"), "stream": stream, **fields})
+        client.chat.completions.create(**{"model": MODEL, "messages": turn("a"), "stream": stream, **fields})
     assert (caught.value.code, caught.value.param) == (code, param)
 
 
 def test_an_error_in_mid_stream(client: openai.OpenAI) -> None:
-    """It raises what the event says."""
+    """It raises the event's message."""
     with pytest.raises(openai.APIError, match="the model failed"):
-        list(client.chat.completions.create(model=MODEL, messages=hear("one poison-item"), stream=True))
+        list(client.chat.completions.create(model=MODEL, messages=turn("one poison-item"), stream=True))
 
 
 async def test_the_asynchronous_client(base_url: str) -> None:
-    """Many streams at once, none with a word of another's."""
+    """Many concurrent streams never mix their words."""
     async with openai.AsyncOpenAI(base_url=base_url, api_key="any") as client:
 
         async def one(number: int) -> str:
-            stream = await client.chat.completions.create(model=MODEL, messages=hear(f"it is {number}"), stream=True)
+            stream = await client.chat.completions.create(model=MODEL, messages=turn(f"it is {number}"), stream=True)
             return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
         assert await asyncio.gather(*map(one, range(32))) == [f"it is {number}" for number in range(32)]

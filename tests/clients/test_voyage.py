@@ -27,16 +27,16 @@ def unit(text: str) -> Any:
 
 
 def test_embed(client: Any) -> None:
-    """Floats by the base64 that it asks for, and how many tokens they were."""
-    found = client.embed(TEXTS, model="embedder", input_type="document")
-    assert np.allclose(found.embeddings, [unit(text) for text in TEXTS], atol=1e-6)
-    assert found.total_tokens == sum(len(tokenize_item(text)) for text in TEXTS)
+    """Floats in base64, its default, and the token count."""
+    reply = client.embed(TEXTS, model="embedder", input_type="document")
+    assert np.allclose(reply.embeddings, [unit(text) for text in TEXTS], atol=1e-6)
+    assert reply.total_tokens == sum(len(tokenize_item(text)) for text in TEXTS)
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("int8", 8), ("uint8", 8), ("binary", 1), ("ubinary", 1)])
 def test_narrow_numbers(client: Any, dtype: str, width: int) -> None:
-    """It decodes base64 by the type that it asked for."""
-    found = client.embed(TEXTS, model="embedder", output_dtype=dtype, output_dimension=8)
+    """It decodes base64 by the requested type."""
+    reply = client.embed(TEXTS, model="embedder", output_dtype=dtype, output_dimension=8)
     cut = np.array([unit(text)[:8] for text in TEXTS])
     cut /= np.linalg.norm(cut, axis=1, keepdims=True)
     expected = {
@@ -45,17 +45,17 @@ def test_narrow_numbers(client: Any, dtype: str, width: int) -> None:
         "ubinary": np.packbits(cut > 0, axis=1),
         "binary": np.packbits(cut > 0, axis=1).astype(int) - 128,
     }[dtype]
-    assert np.shape(found.embeddings) == (3, width)
-    assert np.array_equal(found.embeddings, expected)
+    assert np.shape(reply.embeddings) == (3, width)
+    assert np.array_equal(reply.embeddings, expected)
 
 
 def test_rerank(client: Any) -> None:
-    """The best first, with the caller's own documents beside them."""
-    found = client.rerank("a shoal", TEXTS, model="reranker", top_k=2)
+    """Best first, with the caller's own documents."""
+    ranking = client.rerank("a shoal", TEXTS, model="reranker", top_k=2)
     scores = [float(compute_scores(tokenize_item(("a shoal", text)), 1, raw=False)[0]) for text in TEXTS]
     order = sorted(range(3), key=lambda at: -scores[at])[:2]
-    assert [(each.index, each.document) for each in found.results] == [(at, TEXTS[at]) for at in order]
-    assert [each.relevance_score for each in found.results] == pytest.approx([scores[at] for at in order])
+    assert [(each.index, each.document) for each in ranking.results] == [(at, TEXTS[at]) for at in order]
+    assert [each.relevance_score for each in ranking.results] == pytest.approx([scores[at] for at in order])
     assert len(client.rerank("a shoal", TEXTS, model="reranker").results) == 3
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-# Before the first import of PyTorch, and for the processes that export: its threads spin while they wait.
+# Set before PyTorch is first imported, and for the export processes: its threads spin while they wait.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 from shoal.models.convert.export_dual_encoder import can_export_towers

@@ -64,15 +64,15 @@ def open_clip_folder(name: str, folder: Path, **changes: Any) -> Path:
 
     config = json.loads(json.dumps(CASES[name]))
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = {"mean": MEAN, "std": STD, "interpolation": "bicubic", "resize_mode": "shortest"} | changes
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": pictures}))
+    preprocess = {"mean": MEAN, "std": STD, "interpolation": "bicubic", "resize_mode": "shortest"} | changes
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": preprocess}))
     if "hf_tokenizer_name" in config["text_cfg"]:
         wordpiece(folder)
     torch.manual_seed(3)
     model = open_clip.create_model(f"local-dir:{folder}", load_weights=False)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim > 1:  # else all texts and all pictures come out nearly alike
+            if parameter.ndim > 1:  # else all texts and all images come out nearly alike
                 parameter.add_(torch.randn_like(parameter) * 0.05)
     save_file({key: each.contiguous().clone() for key, each in model.state_dict().items()}, weights(folder))
     return folder

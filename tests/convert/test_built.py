@@ -31,7 +31,7 @@ SIGLIP: dict[str, Any] = {
 
 
 def with_tokenizer(name: str, folder: Path) -> Path:
-    """The files of a repository that Shoal reads beside the weights."""
+    """Add the files of a repository that Shoal reads beside the weights."""
     if name == "siglip":
         tokenizer("siglip").save(str(folder / "tokenizer.json"))
         write_json(folder / "tokenizer_config.json", {"tokenizer_class": "GemmaTokenizer", "padding_side": "right"})
@@ -46,7 +46,7 @@ def with_tokenizer(name: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["vit", "siglip"])
-def test_what_is_built_embeds_as_open_clip_does(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_models_embed_as_open_clip_does(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of real checkpoints: names and shapes of tensors, activations, projections, and the pooling of both towers."""
     import open_clip
     import torch
@@ -67,11 +67,11 @@ def test_what_is_built_embeds_as_open_clip_does(name: str, tmp_path: Path, monke
     pixels = draw.standard_normal((2, 3, size, size)).astype(np.float32)
     with torch.inference_mode():
         texts = model.encode_text(torch.from_numpy(ids)).numpy()
-        pictures = model.encode_image(torch.from_numpy(pixels)).numpy()
+        images = model.encode_image(torch.from_numpy(pixels)).numpy()
     for open_run in RUNS.values():
         close(open_run(target / built.graph)({"input_ids": ids}, ("text_embeds",))["text_embeds"], texts)
         run = open_run(target / built.image_graph)
-        close(run({"pixel_values": pixels}, ("image_embeds",))["image_embeds"], pictures)
+        close(run({"pixel_values": pixels}, ("image_embeds",))["image_embeds"], images)
     assert built.contrast.scale == pytest.approx(float(model.logit_scale.exp()), rel=1e-5)
     assert (built.contrast.bias, built.contrast.activation) == (
         (-10, "sigmoid") if name == "siglip" else (0, "softmax")

@@ -1,4 +1,4 @@
-"""Models of open_clip and timm, exported in the process, against the libraries themselves: from texts and pictures to
+"""Models of open_clip and timm, exported in the process, against the libraries themselves: from texts and images to
 vectors and scores, through what Shoal serves them with."""
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from shoal.pipelines.image.preprocessing import Preprocessing
 from shoal.types import Array
 from tests.convert.models import CASES, open_clip_folder, timm_folder, weights
 from tests.unit.models.engines import RUNS
-from tests.unit.pipelines.image.pictures import drawn, saved
+from tests.unit.pipelines.image.image_kit import drawn, saved
 
-# Warnings of the reference's libraries are not this project's; importing them takes seconds in every process.
+# Ignore warnings of the reference libraries; importing them takes seconds in every process.
 pytestmark = [pytest.mark.convert, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
 TEXTS = ["a", "two CATS on  a mat, asleep!", "it's a_photo; of (42) dogs. " * 3, "Été à Zürich", "!?"]
@@ -36,26 +36,26 @@ class Export(NamedTuple):
     found: ExportedTowers
 
 
-def exported(folder: Path, into: Path, **options: Any) -> ExportedTowers:
+def export_into(folder: Path, into: Path, **options: Any) -> ExportedTowers:
     into.mkdir()
     return export_towers(folder, into, **options)
 
 
 @pytest.fixture(scope="module", params=CASES)
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Export:
+def export(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Export:
     place = tmp_path_factory.mktemp(request.param)
     folder = open_clip_folder(request.param, place / request.param)
     reports: list[str] = []
-    found = exported(folder, place / "into", progress=lambda stage, _: reports.append(stage))
+    found = export_into(folder, place / "into", progress=lambda stage, _: reports.append(stage))
     assert list(dict.fromkeys(reports)) == ["read", "load", "export"]
     return Export(folder, place / "into", found)
 
 
-def encoded(made: Export, texts: list[str]) -> Array:
-    """Ids as the text pipeline pads them."""
-    spec = made.found.text
+def encode(export: Export, texts: list[str]) -> Array:
+    """Return ids padded as the text pipeline pads them."""
+    spec = export.found.text
     assert spec is not None
-    tokenizer = Tokenizer.from_file(str(made.into / spec.tokenizer))
+    tokenizer = Tokenizer.from_file(str(export.into / spec.tokenizer))
     tokenizer.enable_truncation(spec.max_tokens)
     rows = [each.ids for each in tokenizer.encode_batch(texts)]
     ids = np.full((len(rows), max(spec.pad_to, *map(len, rows))), spec.pad_id, np.int64)
@@ -69,38 +69,38 @@ def close(got: Array, right: Array) -> None:
     assert np.abs(got - right).max() <= 1e-3 * np.abs(right).max()
 
 
-def test_texts_and_pictures_embed_as_in_open_clip(made: Export) -> None:
+def test_texts_and_images_embed_as_in_open_clip(export: Export) -> None:
     """On both engines, in batches and alone, a text over the context's length among them."""
     import open_clip
     import torch
 
-    name = f"local-dir:{made.folder}"
+    name = f"local-dir:{export.folder}"
     model, _, transform = open_clip.create_model_and_transforms(name)
     model = model.eval()
-    found, tokenizer = made.found, open_clip.get_tokenizer(name)
+    found, tokenizer = export.found, open_clip.get_tokenizer(name)
     files = [saved(drawn(*size), "PNG") for size in SIZES]
     steps = Preprocessing(found.image)
     pixels = np.stack([steps.values(steps.pixels(data)) for data in files])
     with torch.inference_mode():
         texts = model.encode_text(tokenizer(TEXTS), normalize=False).numpy()
         seen = torch.stack([transform(Pillow.fromarray(decode(data))) for data in files])
-        pictures = model.encode_image(seen, normalize=False).numpy()
+        images = model.encode_image(seen, normalize=False).numpy()
     for open_run in RUNS.values():
-        run = open_run(made.into / found.graph)
-        close(run({"input_ids": encoded(made, TEXTS)}, ("text_embeds",))["text_embeds"], texts)
-        alone = [run({"input_ids": encoded(made, [text])}, ("text_embeds",))["text_embeds"] for text in TEXTS]
+        run = open_run(export.into / found.graph)
+        close(run({"input_ids": encode(export, TEXTS)}, ("text_embeds",))["text_embeds"], texts)
+        alone = [run({"input_ids": encode(export, [text])}, ("text_embeds",))["text_embeds"] for text in TEXTS]
         close(np.concatenate(alone), texts)
-        run = open_run(made.into / found.image_graph)
-        close(run({"pixel_values": pixels}, ("image_embeds",))["image_embeds"], pictures)
-        close(run({"pixel_values": pixels[:1]}, ("image_embeds",))["image_embeds"], pictures[:1])
+        run = open_run(export.into / found.image_graph)
+        close(run({"pixel_values": pixels}, ("image_embeds",))["image_embeds"], images)
+        close(run({"pixel_values": pixels[:1]}, ("image_embeds",))["image_embeds"], images[:1])
 
 
-def test_what_the_specs_say(made: Export) -> None:
-    found, name = made.found, made.folder.name
+def test_specs_state_the_model_facts(export: Export) -> None:
+    found, name = export.found, export.folder.name
     assert found.library == "open_clip"
     assert (
         set(found.files)
-        == {path.name for path in made.into.iterdir()}
+        == {path.name for path in export.into.iterdir()}
         == {"model.onnx", "image.onnx", "tokenizer.json"}
     )
     assert found.text is not None
@@ -130,13 +130,13 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", CLASSIFIERS)
 def test_models_of_timm(case: str, tmp_path: Path) -> None:
-    """Scores, or vectors of a feature extractor, of pictures as timm's own transform prepares them."""
+    """Scores, or vectors of a feature extractor, of images as timm's own transform prepares them."""
     import timm
     import torch
 
     name, options, config = CLASSIFIERS[case]
     folder = timm_folder(name, tmp_path / "model", config=config, **options)
-    found = exported(folder, tmp_path / "into")
+    found = export_into(folder, tmp_path / "into")
     assert (found.library, found.graph, found.text, found.contrast) == ("timm", "", None, None)
     assert found.files == ("image.onnx",)
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
@@ -167,7 +167,7 @@ def test_models_of_timm(case: str, tmp_path: Path) -> None:
     assert score.labels[0] == labels[case]
 
 
-def changed(folder: Path, path: str, value: Any, file: str = "open_clip_config.json") -> None:
+def change_json(folder: Path, path: str, value: Any, file: str = "open_clip_config.json") -> None:
     data = json.loads((folder / file).read_text())
     place = data
     *parents, last = path.split(".")
@@ -193,23 +193,23 @@ def changed(folder: Path, path: str, value: Any, file: str = "open_clip_config.j
         ("model_cfg.vision_cfg.surprise", 3, "PyTorch cannot export this model .*surprise"),
     ],
 )
-def test_what_open_clip_cannot_have(tmp_path: Path, path: str, value: Any, message: str) -> None:
-    """Named before anything is exported; weights that do not fit are never random ones."""
+def test_invalid_open_clip_models_are_rejected(tmp_path: Path, path: str, value: Any, message: str) -> None:
+    """Errors are raised before the export; weights that do not fit are never replaced by random ones."""
     folder = open_clip_folder("vit", tmp_path / "model")
-    changed(folder, path, value)
+    change_json(folder, path, value)
     with pytest.raises(ModelFileError, match=message):
-        exported(folder, tmp_path / "into")
+        export_into(folder, tmp_path / "into")
 
 
-def test_missing_weights_are_no_random_ones(tmp_path: Path) -> None:
+def test_missing_weights_are_rejected(tmp_path: Path) -> None:
     folder = open_clip_folder("vit", tmp_path / "model")
     weights(folder).unlink()
     with pytest.raises(ModelFileError, match="could not be loaded"):
-        exported(folder, tmp_path / "into")
+        export_into(folder, tmp_path / "into")
 
 
-def test_pickled_weights_of_open_clip(tmp_path: Path) -> None:
-    """Are read as tensors alone, and code in them is not run."""
+def test_pickled_open_clip_weights_are_read_as_tensors(tmp_path: Path) -> None:
+    """The file is read as tensors only, and code in it is not run."""
     import torch
     from safetensors.torch import load_file
 
@@ -219,7 +219,7 @@ def test_pickled_weights_of_open_clip(tmp_path: Path) -> None:
     torch.save(
         {"state_dict": {f"module.{name}": each for name, each in state.items()}}, folder / "open_clip_pytorch_model.bin"
     )
-    assert exported(folder, tmp_path / "into").parameters > 1_000_000
+    assert export_into(folder, tmp_path / "into").parameters > 1_000_000
 
     class Evil:
         def __reduce__(self) -> Any:
@@ -227,7 +227,7 @@ def test_pickled_weights_of_open_clip(tmp_path: Path) -> None:
 
     torch.save({"state_dict": Evil()}, folder / "open_clip_pytorch_model.bin")
     with pytest.raises(ModelFileError, match=r"PyTorch cannot export this model .*[Ww]eights"):
-        exported(folder, tmp_path / "again")
+        export_into(folder, tmp_path / "again")
     assert not (tmp_path / "ran").exists()
 
 
@@ -242,14 +242,14 @@ def test_pickled_weights_of_open_clip(tmp_path: Path) -> None:
         ("architecture", "nothing_of_timm", "Unknown model"),
     ],
 )
-def test_what_timm_cannot_have(tmp_path: Path, path: str, value: Any, message: str) -> None:
+def test_invalid_timm_models_are_rejected(tmp_path: Path, path: str, value: Any, message: str) -> None:
     folder = timm_folder("test_resnet", tmp_path / "model", num_classes=3)
-    changed(folder, path, value, "config.json")
+    change_json(folder, path, value, "config.json")
     with pytest.raises(ModelFileError, match=message):
-        exported(folder, tmp_path / "into")
+        export_into(folder, tmp_path / "into")
 
 
-def test_a_map_of_features_is_no_vector(tmp_path: Path) -> None:
+def test_feature_maps_are_rejected(tmp_path: Path) -> None:
     folder = timm_folder("test_resnet", tmp_path / "model", num_classes=0, global_pool="")
     with pytest.raises(ModelFileError, match="neither one vector nor one score per label"):
-        exported(folder, tmp_path / "into")
+        export_into(folder, tmp_path / "into")

@@ -6,11 +6,10 @@ import asyncio
 
 
 async def close(server: asyncio.Server) -> None:
-    """Close the port; who connected before is let in first.
+    """Close the port after the pending connections are accepted.
 
-    asyncio makes a connection some turns of the loop after it has accepted the socket. Where the port was closed
-    meanwhile that fails without a word, and the socket, which nobody knows, is found as a leak by whatever test comes
-    when it is collected.
+    asyncio creates a connection some loop turns after it accepts the socket. If the port is closed in between, that
+    fails silently, and the orphaned socket is reported as a leak by whichever test runs when it is collected.
     """
     loop = asyncio.get_running_loop()
     for listener in server.sockets:

@@ -29,7 +29,7 @@ DIMENSION = 8
 
 
 def vector_of(text: Any, dimension: int = DIMENSION, *, seed: int = 0) -> Vectors:
-    """Return the vector of a text, of any length, as the server's model computes it."""
+    """Return the vector of a text of any length, as the server's model computes it."""
     draw = np.random.default_rng([seed, zlib.crc32(str(text).encode())])
     return (draw.standard_normal(dimension) * 3).astype(np.float32)
 
@@ -171,7 +171,7 @@ class FakeUpstream:
 
     async def start(self) -> None:
         """Listen, on the earlier port if there was one."""
-        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -183,12 +183,12 @@ class FakeUpstream:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # not at its own end, which a task that is cancelled before it begins does not reach
+        # Here, and not at the end of the coroutine, which a task cancelled before its start does not reach.
         task.add_done_callback(lambda _: writer.close())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -226,10 +226,10 @@ class FakeUpstream:
         if path == "/embeddings":
             if not self.ids and isinstance(request.json["input"][0], list):
                 return answer({"error": {"message": "input: texts are expected"}}, 400)
-            return answer(self.embedded(request.json))
+            return answer(self.embeddings_reply(request.json))
         return answer({"detail": "Not Found"}, 404)
 
-    def embedded(self, body: Any) -> dict[str, Any]:
+    def embeddings_reply(self, body: Any) -> dict[str, Any]:
         """Return the answer to an embeddings request, in the requested encoding."""
         rows = [vector_of(text, seed=self._seed)[: body.get("dimensions")] for text in body["input"]]
         vectors: list[Any] = [row.tolist() for row in rows]

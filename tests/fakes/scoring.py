@@ -37,7 +37,7 @@ def usage_of(texts: Sequence[str], name: str = "prompt_tokens") -> JsonObject:
     return {"usage": {name: sum(len(text.split()) + 1 for text in texts)}}
 
 
-def refusing(body: Callable[[JsonObject], JsonObject | None], texts: Callable[[JsonObject], list[str]]) -> Script:
+def with_refusals(body: Callable[[JsonObject], JsonObject | None], texts: Callable[[JsonObject], list[str]]) -> Script:
     """Answer with `body(request)`; 400 for a request without texts or with a poisoned one."""
 
     async def run(exchange: Exchange) -> None:
@@ -63,7 +63,7 @@ def vllm_score(*, raw: bool = True, seed: int = 0) -> Script:
         rows = [{"index": at, "score": float(score(pair, seed=seed)[0])} for at, pair in enumerate(pairs)]
         return {"data": rows[::-1], **usage_of([*request["text_1"], *request["text_2"]])}
 
-    return refusing(body, lambda request: [*request["text_1"], *request["text_2"]])
+    return with_refusals(body, lambda request: [*request["text_1"], *request["text_2"]])
 
 
 def rerank(
@@ -76,7 +76,7 @@ def rerank(
         unknown = set(request) - {"model", "query", "documents", *fields}
         if unknown and request["documents"]:
             return await answer({"detail": f"Argument {sorted(unknown)[0]!r} is not supported"}, 400)(exchange)
-        return await refusing(body, lambda request: request["documents"])(exchange)
+        return await with_refusals(body, lambda request: request["documents"])(exchange)
 
     def body(request: JsonObject) -> JsonObject:
         query = request["query"]
@@ -102,7 +102,7 @@ def vllm_classify(labels: int = 3) -> Script:
         ]
         return {"data": data, **usage_of(request["input"])}
 
-    return refusing(body, lambda request: [str(text) for text in request["input"]])
+    return with_refusals(body, lambda request: [str(text) for text in request["input"]])
 
 
 def infinity_classify() -> Script:
@@ -115,4 +115,4 @@ def infinity_classify() -> Script:
             data.append([{"label": label, "score": score} for label, score in sorted(row, key=lambda each: -each[1])])
         return {"object": "classify", "data": data, **usage_of(request["input"])}
 
-    return refusing(body, lambda request: request["input"])
+    return with_refusals(body, lambda request: request["input"])

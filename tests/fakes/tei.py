@@ -47,7 +47,7 @@ class Call:
 
 
 class Refusal(Exception):
-    """An error as the server answers it."""
+    """An error in the form of the server's response."""
 
     def __init__(self, status: int, kind: str, text: str) -> None:
         super().__init__(text)
@@ -116,13 +116,13 @@ class FakeTei:
             "/rerank": self._model,
             "/tokenize": self._tokenize,
             "/decode": self._decode,
-            "/control": self._change,
+            "/control": self._post_control,
         }
         for path, endpoint in routes.items():
             app.router.add_post(path, endpoint)
         app.router.add_get("/info", self._info)
         app.router.add_get("/health", self._health)
-        app.router.add_get("/control", self._told)
+        app.router.add_get("/control", self._get_control)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         assert self._runner.server is not None
@@ -145,7 +145,7 @@ class FakeTei:
     async def _info(self, request: web.Request) -> web.Response:
         self.looks += 1
         await self.info_gate.wait()
-        if not self._allowed(request):
+        if not self._is_authorized(request):
             return web.Response(status=401)
         script = self.script
         names = script.label_names
@@ -177,7 +177,7 @@ class FakeTei:
             }
         )
 
-    async def _told(self, request: web.Request) -> web.Response:
+    async def _get_control(self, request: web.Request) -> web.Response:
         model = [call for call in self.calls if call.path not in ("/tokenize", "/decode")]
         return _answer(
             {
@@ -194,7 +194,7 @@ class FakeTei:
             }
         )
 
-    async def _change(self, request: web.Request) -> web.Response:
+    async def _post_control(self, request: web.Request) -> web.Response:
         body = await request.json()
         if body.pop("die", False):
             os._exit(1)
@@ -203,12 +203,12 @@ class FakeTei:
         self.change(**body)
         return web.Response()
 
-    def _allowed(self, request: web.Request) -> bool:
+    def _is_authorized(self, request: web.Request) -> bool:
         key = self.script.api_key
         return not key or request.headers.get("authorization") == f"Bearer {key}"
 
     async def _body(self, request: web.Request) -> dict[str, Any]:
-        if not self._allowed(request):
+        if not self._is_authorized(request):
             raise Refusal(401, "", "")
         if request.content_type != "application/json":
             raise Refusal(415, "", "Expected request with `Content-Type: application/json`")
@@ -234,7 +234,7 @@ class FakeTei:
                 self._arrived.notify_all()
             response = await self._run(call, request)
         except Refusal as refusal:
-            response = _refused(refusal)
+            response = _error_response(refusal)
         except asyncio.CancelledError:
             call.aborted = True
             raise
@@ -256,15 +256,15 @@ class FakeTei:
             self._check_kind(call)
             items = [self._read(item, call.options) for item in call.inputs]
             await self._work(call.inputs, request.transport)
-            if overloaded:  # /predict and /rerank take permits one by one: those that have one run to the end
+            if overloaded:  # /predict and /rerank acquire permits one by one: started items run to the end
                 raise Refusal(429, "Overloaded", "Model is overloaded")
-            return self._answered(call, items)
+            return self._respond(call, items)
         finally:
             self._permits -= taken
             self.in_flight -= 1
 
     async def _work(self, inputs: list[Any], transport: Any) -> None:
-        """Simulate the work: wait or fail. `transport` is what `abort` closes."""
+        """Simulate the work: wait or fail. `abort` closes `transport`."""
         words = {word for item in inputs for word in _words(item)}
         await self.gate.wait()
         slow = self.script.slow_ms if "slow-item" in words else 0.0
@@ -310,7 +310,7 @@ class FakeTei:
     def _read(self, item: Any, options: dict[str, Any]) -> Any:
         """Return an item with its prompt, truncated. Raises Refusal as the tokenizer would."""
         script = self.script
-        item = self._prompted(item, options.get("prompt_name"))
+        item = self._add_prompt(item, options.get("prompt_name"))
         if not item or item == ("", ""):
             raise Refusal(400, "Empty", "Input validation error: `inputs` cannot be empty")
         ids, limit = ids_of(item, 10**9), script.max_input_length
@@ -321,7 +321,7 @@ class FakeTei:
             )
         return item, ids_of(item, limit, (options.get("truncation_direction") or "right").lower())
 
-    def _prompted(self, item: Any, name: str | None) -> Any:
+    def _add_prompt(self, item: Any, name: str | None) -> Any:
         prompts = json.loads(self.script.prompts)
         if name is not None and name not in prompts:
             listed = f"it was not found in the Sentence Transformers prompts. Available prompts: {list(prompts)}"
@@ -335,7 +335,7 @@ class FakeTei:
     def _invalid(self, text: str) -> Refusal:
         return Refusal(422 if self.script.new else 413, "Validation", text)
 
-    def _answered(self, call: Call, items: list[Any]) -> web.Response:
+    def _respond(self, call: Call, items: list[Any]) -> web.Response:
         script = self.script
         if script.misbehaves == "html":
             return web.Response(text="<html>hello</html>", content_type="text/html")
@@ -372,13 +372,13 @@ class FakeTei:
             else:
                 if "nan-item" in _words(item):
                     raise Refusal(424, "Backend", "score is NaN")
-                rows.append(self._predicted(ids, bool(options.get("raw_scores"))))
+                rows.append(self._predict(ids, bool(options.get("raw_scores"))))
         if call.path != "/rerank":
             return rows
         ranks = [{"index": at, "score": row[0]["score"]} for at, row in enumerate(rows)]
         return sorted(ranks, key=lambda rank: (rank["score"], rank["index"]), reverse=True)
 
-    def _predicted(self, ids: list[int], raw: bool) -> list[dict[str, Any]]:
+    def _predict(self, ids: list[int], raw: bool) -> list[dict[str, Any]]:
         names = self.script.label_names
         scores: Array = draw(ids, len(names), self.script.seed)
         if not raw:
@@ -399,10 +399,10 @@ class FakeTei:
             self._check_size(len(inputs))
             if "" in inputs:
                 raise Refusal(400, "Empty", "Input validation error: `inputs` cannot be empty")
-            prompted = [self._prompted(text, body.get("prompt_name")) for text in inputs]
-            return _answer([tokenized(text, body.get("add_special_tokens", True)) for text in prompted])
+            prompted = [self._add_prompt(text, body.get("prompt_name")) for text in inputs]
+            return _answer([tokenize_words(text, body.get("add_special_tokens", True)) for text in prompted])
         except Refusal as refusal:
-            return _refused(refusal)
+            return _error_response(refusal)
 
     async def _decode(self, request: web.Request) -> web.Response:
         try:
@@ -415,7 +415,7 @@ class FakeTei:
             skip = {CLS, SEP} if body.get("skip_special_tokens", True) else set()
             return _answer([" ".join(f"w{one}" for one in some if one not in skip) for some in ids])
         except Refusal as refusal:
-            return _refused(refusal)
+            return _error_response(refusal)
 
 
 def _inputs(path: str, body: dict[str, Any]) -> list[Any]:
@@ -462,7 +462,7 @@ def _words(item: Any) -> list[str]:
     return item.split() if isinstance(item, str) else []
 
 
-def tokenized(text: str, special: bool) -> list[dict[str, Any]]:
+def tokenize_words(text: str, special: bool) -> list[dict[str, Any]]:
     """Return the words with their offsets in bytes."""
     tokens, at = [], 0
     for word in text.split():
@@ -482,7 +482,7 @@ def _answer(body: Any, status: int = 200, headers: dict[str, str] | None = None)
     return web.Response(body=data, status=status, content_type="application/json", headers=headers)
 
 
-def _refused(refusal: Refusal) -> web.Response:
+def _error_response(refusal: Refusal) -> web.Response:
     if not refusal.kind:
         return web.Response(text=refusal.text, status=refusal.status)
     return _answer({"error": refusal.text, "error_type": refusal.kind}, refusal.status)

@@ -1,11 +1,11 @@
-"""The gRPC build of text-embeddings-inference, before the same model as the HTTP fake and with its script.
+"""The gRPC build of text-embeddings-inference, with the model and the script of the HTTP fake.
 
-    python -m tests.fakes.tei_grpc --grpc-port 8086 --port 8085     a process of its own; prints --port, for /control
+    python -m tests.fakes.tei_grpc --grpc-port 8086 --port 8085     its own process; prints --port, for /control
     async with FakeTeiGrpc(Script(delay_ms=20)) as server: ...      or in this one, with gRPC alone
 
-As in the original, streams answer in the order of their messages, each message waits for a permit of its own, all that
-have one are worked on side by side, and an item's error ends its stream. What a stream was asked is one Call, with the
-path of the HTTP build. Of the script's `misbehaves` there are "short", "empty" and "labels"; "more" answers a row too
+As in the original, streams answer in the order of their messages, each message waits for its own permit, messages with
+a permit run concurrently, and an item's error ends its stream. A stream's request is recorded as one Call with the path
+of the HTTP build. Of the script's `misbehaves`, "short", "empty" and "labels" are supported; "more" answers one row too
 many, "garbage" no message, "ragged" rows of two widths.
 """
 
@@ -21,7 +21,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from tests.fakes.tei import Call, FakeTei, Refusal, arguments, serve, tokenized
+from tests.fakes.tei import Call, FakeTei, Refusal, arguments, serve, tokenize_words
 from tests.fakes.tei_model import CLS, SEP, Script
 from tests.fakes.tei_wire import wire
 
@@ -127,7 +127,7 @@ class FakeTeiGrpc(FakeTei):
         order: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue()
         tasks = [asyncio.create_task(self._take(call, requests, order))]
         try:
-            with self._running():
+            with self._count_in_flight():
                 while (task := await order.get()) is not None:
                     tasks.append(task)
                     yield await task
@@ -161,7 +161,7 @@ class FakeTeiGrpc(FakeTei):
 
     async def _item(self, call: Call, permit: bool) -> Any:
         if not permit:
-            return self._spoken(call)
+            return self._run_tokenizer(call)
         async with self._freed:
             await self._freed.wait_for(lambda: self._permits < self.script.max_concurrent_requests)
             self._permits += 1
@@ -171,9 +171,9 @@ class FakeTeiGrpc(FakeTei):
             item, ids = self._read(call.inputs[0], call.options)
             await self._work(call.inputs, self)
             if self._ending is not None:
-                await asyncio.Event().wait()  # nobody answers any more
+                await asyncio.Event().wait()  # all connections are broken, so no answer is sent
             (row,) = self._rows(call, [(item, ids)])
-            return _written(call.path, row, len(ids))
+            return _encode_answer(call.path, row, len(ids))
         finally:
             self._permits -= 1
             async with self._freed:
@@ -183,19 +183,19 @@ class FakeTeiGrpc(FakeTei):
         """Break every connection, as a crash does."""
         self._ending = asyncio.create_task(self.stop())
 
-    def _spoken(self, call: Call) -> Any:
+    def _run_tokenizer(self, call: Call) -> Any:
         (ids,), options = call.inputs, call.options
         if not ids:
             raise Refusal(400, "Empty", "Input validation error: `inputs` cannot be empty")
         if call.path == "/decode":
             skip = {CLS, SEP} if options["skip_special_tokens"] else set()
             return wire.DecodeResponse(text=" ".join(f"w{one}" for one in ids if one not in skip))
-        text = self._prompted(ids, options.get("prompt_name"))
-        tokens = [wire.SimpleToken(**each) for each in tokenized(text, options["add_special_tokens"])]
+        text = self._add_prompt(ids, options.get("prompt_name"))
+        tokens = [wire.SimpleToken(**each) for each in tokenize_words(text, options["add_special_tokens"])]
         return wire.EncodeResponse(tokens=tokens)
 
     @contextmanager
-    def _running(self) -> Iterator[None]:
+    def _count_in_flight(self) -> Iterator[None]:
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
@@ -225,7 +225,7 @@ def _read(request: Any) -> tuple[Any, dict[str, Any]]:
     return item, options
 
 
-def _written(path: str, row: Any, tokens: int) -> Any:
+def _encode_answer(path: str, row: Any, tokens: int) -> Any:
     metadata = wire.Metadata(compute_chars=1, compute_tokens=tokens, total_time_ns=10**6)
     if path == "/embed":
         return wire.EmbedResponse(embeddings=row, metadata=metadata)
@@ -261,7 +261,7 @@ class _Calls(grpc.GenericRpcHandler):
                 at = -1
                 async for answer in fake.stream(http, requests):
                     at += 1
-                    for data in _bent(fake.script.misbehaves, at, answer):
+                    for data in _serialize(fake.script.misbehaves, at, answer):
                         yield data
                 if fake.script.misbehaves == "more":
                     yield answer.SerializeToString()
@@ -288,8 +288,8 @@ class _Calls(grpc.GenericRpcHandler):
         return found
 
 
-def _bent(misbehaves: str, at: int, answer: Any) -> Iterator[bytes]:
-    """Return an answer as it is sent, if the server misbehaves."""
+def _serialize(misbehaves: str, at: int, answer: Any) -> Iterator[bytes]:
+    """Yield the bytes of an answer, altered if the server misbehaves."""
     if misbehaves == "empty" or (misbehaves == "short" and at == 0):
         return
     if misbehaves == "ragged" and at == 1:

@@ -22,10 +22,10 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """The server's flags and its behaviour; each field is a flag of the process. `prompts` is JSON there. `era`: before
-    1.9 what is not valid has the status 413, and texts that are too long are not cut unless asked. `misbehaves`: "html"
-    answers a page, "short" a row too few, "empty" no rows, "labels" other labels, "500"
-    that status."""
+    """The server's flags and its behavior; each field is a flag of the process, where `prompts` is JSON. `era`: before
+    1.9 invalid input has status 413, and long texts are truncated only on request. `misbehaves`: "html" answers a page,
+    "short" one row too few, "empty" no rows, "labels" other labels, "500" that status.
+    """
 
     kind: Literal["embedding", "splade", "reranker", "classifier"] = "embedding"
     labels: int = 3

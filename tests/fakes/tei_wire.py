@@ -18,7 +18,7 @@ from grpc_tools import protoc
 PROTO = Path(__file__).with_name("tei_wire.proto")
 
 
-def compiled(proto: Path) -> FileDescriptorProto:
+def compile_wire(proto: Path) -> FileDescriptorProto:
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "set"
         assert protoc.main(["protoc", f"-I{proto.parent}", f"--descriptor_set_out={made}", proto.name]) == 0
@@ -30,4 +30,4 @@ def _messages(file: FileDescriptorProto) -> SimpleNamespace:
     return SimpleNamespace(**{name.rpartition(".")[2]: kind for name, kind in found.items()})
 
 
-wire: Any = _messages(compiled(PROTO))
+wire: Any = _messages(compile_wire(PROTO))

@@ -1,11 +1,11 @@
-"""A Triton in this process: a grpc.aio server on the real service's path, with the oddities of the real one.
+"""A Triton in this process: a grpc.aio server on the real service's path, with the quirks of the real one.
 
     async with FakeTriton() as triton:
         triton.add(FakeModel("emb", config=embedder("emb"), answer=lambda request: reply(request, vectors=array)))
         client = Client(triton.target)
 
 By default it behaves as observed of server 2.51; the switches of FakeTriton make it another KServe v2 server. `calls`
-counts RPCs by name, `requests` records them in order, `cancelled` counts requests whose caller left.
+counts RPCs by name, `requests` records them in order, `cancelled` counts requests whose caller disconnected.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DATATYPES = {pb.TYPE_STRING: "BYTES"}
 
 
 class Refused(Exception):
-    """An error as the server raises it. `accepted`: the model had started, so a stream marks the error as final."""
+    """An error that the server raises. `accepted`: the model had started, so a stream marks the error as final."""
 
     def __init__(self, message: str, code: grpc.StatusCode = Code.INTERNAL, *, accepted: bool = True) -> None:
         super().__init__(message)
@@ -51,10 +51,10 @@ def empty(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
 
 @dataclass
 class FakeModel:
-    """`loaded` is its state at start; `pushed` marks one that came by file push. `load_error`: why a load fails, as the
-    index tells it. `loading`: a load answers before it is done, and the test sets the state. `broken`: its
-    process has died; it is READY, and fails until it is loaded again. `unloading`: looks at the index until an unload
-    is done. `platform` is what its metadata says.
+    """`loaded` is its state at start; `pushed` marks a model from a file push. `load_error`: why a load fails, as the
+    index reports it. `loading`: a load answers before it is done, and the test sets the state. `broken`: its process
+    has died; it is READY, and fails until it is loaded again. `unloading`: number of index requests until an unload is
+    done. `platform` is reported in its metadata.
     """
 
     name: str
@@ -104,9 +104,9 @@ def reply(request: pb.ModelInferRequest, *, final: bool | None = None, **outputs
 
 @dataclass
 class FakeTriton:
-    """`mode`: "explicit", "poll" or "none". `empty_final` False: it ignores the wish for empty final answers.
-    `unwrapped`: it streams plain answers, as MLServer. `typed`: it answers typed contents, as Dynamo.
-    `repository_first`: it reads a model's name from field 1 of load and unload, as KServe. `key`: metadata that it
+    """`mode`: "explicit", "poll" or "none". `empty_final` False: it ignores requests for empty final answers.
+    `unwrapped`: it streams plain answers, like MLServer. `typed`: it answers typed contents, like Dynamo.
+    `repository_first`: it reads a model's name from field 1 of load and unload, like KServe. `key`: metadata that it
     expects, for a restricted API. `after_error`: a stream stays open after an error until this is set.
     """
 
@@ -169,7 +169,7 @@ class FakeTriton:
             await server.stop(grace)
         self.models = {name: model for name, model in self.models.items() if not model.pushed}
 
-    async def called(self, name: str, times: int = 1) -> None:
+    async def wait_for_calls(self, name: str, times: int = 1) -> None:
         """Wait until an RPC was called that many times in total."""
         async with self._called:
             await self._called.wait_for(lambda: self.calls[name] >= times)
@@ -188,8 +188,8 @@ class FakeTriton:
             "ServerReady": lambda _: pb.ServerReadyResponse(ready=self.ready),
             "ServerMetadata": lambda _: pb.ServerMetadataResponse(name="triton", version="2.51.0"),
             "ModelReady": self._ready,
-            "ModelMetadata": lambda message: self._metadata(self._found(message.name)),
-            "ModelConfig": lambda message: pb.ModelConfigResponse(config=self._found(message.name).config),
+            "ModelMetadata": lambda message: self._metadata(self._find_model(message.name)),
+            "ModelConfig": lambda message: pb.ModelConfigResponse(config=self._find_model(message.name).config),
             "ModelStatistics": self._statistics,
             "ModelInfer": self._infer,
             "RepositoryIndex": lambda _: self._index(),
@@ -203,38 +203,38 @@ class FakeTriton:
         return answer
 
     def _ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
-        model = self.models.get(request.name)  # one that is unknown is no error
+        model = self.models.get(request.name)  # an unknown model is not an error
         return pb.ModelReadyResponse(ready=model is not None and model.state == "READY")
 
     async def _infer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-        model = self._found(request.model_name)
+        model = self._find_model(request.model_name)
         if model.decoupled:
             raise Refused("ModelInfer RPC doesn't support models with decoupled transaction policy", Code.UNIMPLEMENTED)
         self._check(model, request)
-        return self._dressed(await _settled(model.answer(request)))
+        return self._finish_response(await _single(model.answer(request)))
 
     async def stream(self, request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelStreamInferResponse]:
         """Yield the answers to one request of a stream."""
         try:
-            model = self._found(request.model_name)
+            model = self._find_model(request.model_name)
             self._check(model, request)
             wants_empty = self.empty_final and triton_codec.get_parameter(request.parameters, EMPTY_FINAL) is True
             final: object = None
-            async for response in _streamed(model.answer(request)):
+            async for response in _responses(model.answer(request)):
                 final = triton_codec.get_parameter(response.parameters, FINAL)
-                yield pb.ModelStreamInferResponse(infer_response=self._dressed(response))
+                yield pb.ModelStreamInferResponse(infer_response=self._finish_response(response))
             if wants_empty and final is not True:
                 yield pb.ModelStreamInferResponse(infer_response=reply(request, final=True))
         except Refused as error:
             last = pb.ModelStreamInferResponse(error_message=error.message)
             last.infer_response.id = request.id
-            if error.accepted:  # what the server itself refuses comes without a flag
+            if error.accepted:  # errors of the server itself have no final flag
                 last.infer_response.parameters[FINAL].bool_param = True
             yield last
             if self.after_error is not None:
                 await self.after_error.wait()
 
-    def _found(self, name: str) -> FakeModel:
+    def _find_model(self, name: str) -> FakeModel:
         model = self.models.get(name)
         if model is None:
             raise Refused(f"Request for unknown model: '{name}' is not found", Code.NOT_FOUND, accepted=False)
@@ -280,7 +280,7 @@ class FakeTriton:
         if missing:
             refuse(f"expected {len(known)} inputs but got {len(request.inputs)} inputs for model '{model.name}'")
 
-    def _dressed(self, response: pb.ModelInferResponse) -> pb.ModelInferResponse:
+    def _finish_response(self, response: pb.ModelInferResponse) -> pb.ModelInferResponse:
         if not self.typed:
             return response
         answer = pb.ModelInferResponse(model_name=response.model_name, id=response.id, parameters=response.parameters)
@@ -307,7 +307,7 @@ class FakeTriton:
     def _index(self) -> pb.RepositoryIndexResponse:
         answer = pb.RepositoryIndexResponse()
         for model in self.models.values():
-            if model.pushed:  # never in the index
+            if model.pushed:  # not listed in the index
                 continue
             version = model.version if model.state else ""
             answer.models.add(name=model.name, version=version, state=model.state, reason=model.reason)
@@ -337,7 +337,7 @@ class FakeTriton:
             model.config.max_batch_size = limit
         if model.load_error:
             model.state, model.reason = "UNAVAILABLE", model.load_error
-            self.ready = False  # and all the other models serve
+            self.ready = False  # all other models keep serving
             raise Refused(f"failed to load '{name}', no version is available")
         model.broken = False
         model.state, model.reason = "LOADING" if model.loading else "READY", ""
@@ -385,7 +385,7 @@ class _Calls(grpc.GenericRpcHandler):
             except Refused as error:
                 await context.abort(error.code, error.message)
             except asyncio.CancelledError:
-                self._left()
+                self._count_cancelled()
                 raise
 
         return grpc.unary_unary_rpc_method_handler(unary, read.FromString, _bytes)
@@ -398,8 +398,8 @@ class _Calls(grpc.GenericRpcHandler):
                 await self._note("ModelStreamInfer", request, context)
                 async for answer in self._triton.stream(request):
                     yield answer.infer_response if self._triton.unwrapped else answer
-        except (asyncio.CancelledError, GeneratorExit):  # while the model works, or while an answer is sent
-            self._left()
+        except (asyncio.CancelledError, GeneratorExit):  # cancelled while the model works or an answer is sent
+            self._count_cancelled()
             raise
 
     async def _note(self, name: str, request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -410,21 +410,21 @@ class _Calls(grpc.GenericRpcHandler):
             header = triton.key[0]
             await context.abort(Code.UNAVAILABLE, f"This protocol is restricted, expecting header '{header}'")
 
-    def _left(self) -> None:
+    def _count_cancelled(self) -> None:
         self._triton.cancelled += 1
         self._triton.left.set()
 
 
-async def _settled(answer: Any) -> pb.ModelInferResponse:
+async def _single(answer: Any) -> pb.ModelInferResponse:
     if inspect.isawaitable(answer):
         answer = await answer
     assert isinstance(answer, pb.ModelInferResponse), answer
     return answer
 
 
-async def _streamed(answer: Any) -> AsyncIterator[pb.ModelInferResponse]:
+async def _responses(answer: Any) -> AsyncIterator[pb.ModelInferResponse]:
     if isinstance(answer, (pb.ModelInferResponse, Awaitable)):
-        yield await _settled(answer)
+        yield await _single(answer)
         return
     async for response in answer:
         yield response

@@ -260,7 +260,7 @@ async def _responses(
             await asyncio.Event().wait()
         last = number + 1 == len(script.words) and not script.fails and script.hold is None
         so_far = script.words[: number + 1]
-        text = _joined(so_far) if kind == "llmapi" or script.cumulative else word
+        text = _join_responses(so_far) if kind == "llmapi" or script.cumulative else word
         yield reply(request, final=script.final, **_tensors(kind, script, inputs, text, [word], last))
     if script.hold == len(script.words):
         await asyncio.Event().wait()
@@ -277,11 +277,11 @@ def _whole(kind: Kind, script: Script, request: pb.ModelInferRequest, inputs: di
         words = [*(before if isinstance(before, list) else [before]), *words]
         text: Any = ""
     else:
-        text = _joined([inputs["text_input"], *words] if prepends else words)
+        text = _join_responses([inputs["text_input"], *words] if prepends else words)
     return reply(request, final=None, **_tensors(kind, script, inputs, text, words, True))
 
 
-def _joined(words: Sequence[Any]) -> Any:
+def _join_responses(words: Sequence[Any]) -> Any:
     if any(isinstance(word, bytes) for word in words):
         return b"".join(word if isinstance(word, bytes) else word.encode() for word in words)
     return "".join(map(str, words))

@@ -1,4 +1,4 @@
-"""Real servers in processes of their own, for every test that needs one."""
+"""Real servers in their own processes, for every test that needs one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from tests.integration.server_kit import LISTENING, Processes, Server, ShoalServer, environment, wait_until
 from tests.integration.triton_kit import own_triton, triton
 
-__all__ = ["own_triton", "triton"]  # fixtures are found by their names here
+__all__ = ["own_triton", "triton"]  # pytest finds fixtures by name in this module
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first start of a Triton on a machine fetches it, which is no time of the test that happens to be first."""
+    """Limit the test itself to 60 s, without its fixtures: the first start of a Triton on a machine downloads it."""
     for item in items:
         if {"triton", "own_triton"} & set(getattr(item, "fixturenames", ())) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(60, func_only=True))
@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @contextmanager
 def processes_in(folder: Path) -> Iterator[Processes]:
-    """Start `python ARGUMENTS...` in this folder; (process, file of its standard error). Killed at the end."""
+    """Start `python ARGUMENTS...` in this folder; yields (process, file of its standard error). Kills it at the end."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: str, env: Mapping[str, str] | None = None) -> tuple[subprocess.Popen[bytes], Path]:
@@ -52,9 +52,9 @@ def starting(processes: Processes) -> ShoalServer:
     def start(addresses: Sequence[str], *flags: str, env: Mapping[str, str] | None = None, wait: bool = True) -> Server:
         process, log = processes("-m", "shoal", "serve", *addresses, "--port", "0", *flags, env=env)
         wait_until(lambda: bool(LISTENING.search(log.read_text())), process, log)
-        found = LISTENING.search(log.read_text())
-        assert found
-        server = Server(process, int(found[1]), log)
+        match = LISTENING.search(log.read_text())
+        assert match
+        server = Server(process, int(match[1]), log)
         if wait:
             wait_until(server.ready, process, log)
         return server
@@ -71,12 +71,12 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 @pytest.fixture
 def shoal_server(processes: Processes) -> ShoalServer:
-    """`shoal_server(addresses, *flags, env={}, wait=True)` answers a `Server` that is ready, on a port of its own."""
+    """`shoal_server(addresses, *flags, env={}, wait=True)` returns a `Server` that is ready, on a port of its own."""
     return starting(processes)
 
 
 @pytest.fixture(scope="module")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalServer]:
-    """As `shoal_server`; its servers live as long as the tests of one file, which leave them as they were."""
+    """As `shoal_server`, for servers shared by the tests of one file, which must not change them."""
     with processes_in(tmp_path_factory.mktemp("shared")) as start:
         yield starting(start)

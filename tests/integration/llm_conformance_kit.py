@@ -214,7 +214,7 @@ class Stack:
 
 
 def render_chat(words: str) -> str:
-    """Return what CHATML renders for one user message."""
+    """Render one user message as CHATML does."""
     return f"<s><|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -235,23 +235,23 @@ class Process:
 
 def processes_of(server: Server, module: str) -> list[Process]:
     """Return the processes of a module that a server started."""
-    found = []
+    processes = []
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the process ended in the meantime
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             if parent == server.process.pid and module in (entry / "cmdline").read_text().split("\0"):
-                found.append(Process(int(entry.name)))
-    return found
+                processes.append(Process(int(entry.name)))
+    return processes
 
 
 @contextmanager
 def start_stack(triton: Triton, folder: Path, *flags: str, pace: str = "") -> Iterator[Stack]:
-    """Start the servers. `pace`: options of the fake model that a prompt cannot set; `flags`: of the front."""
+    """Start the servers. `pace`: options of the fake model that a prompt cannot set; `flags`: for the front server."""
     files = folder / "tokenizer"
     write_tokenizer(files)
     (folder / "chatml.jinja").write_text(CHATML)
     with ThreadPoolExecutor() as pool:
-        list(pool.map(triton.load, ["talker_trtllm"]))  # before what is made of it
+        list(pool.map(triton.load, ["talker_trtllm"]))  # before the models that use it
         list(pool.map(triton.load, sorted({kind.model for kind in KINDS if kind.model})))
     with ExitStack() as stack:
         dynamo = stack.enter_context(_dynamo())
@@ -273,7 +273,7 @@ def start_stack(triton: Triton, folder: Path, *flags: str, pace: str = "") -> It
                 tables.append(f'chat_template = "{folder / "chatml.jinja"}"')
             elif kind.script_style in ("pieces", "ids"):
                 tables.append(f'tokenizer = "{files}"')
-            if kind.name == "bls":  # the server's own calls among models crash with many at once
+            if kind.name == "bls":  # the server's own calls between models crash under concurrency
                 tables.append("max_streams = 1")
         env = {"SHOAL_HOME": str(folder / "home")}
         names = [kind.name for kind in KINDS]
@@ -284,13 +284,13 @@ def start_stack(triton: Triton, folder: Path, *flags: str, pace: str = "") -> It
 @contextmanager
 def _dynamo() -> Iterator[FakeTriton]:
     """Run a fake Dynamo model on its own event loop: Triton's python backend cannot report its platform."""
-    found: list[FakeTriton] = []
+    servers: list[FakeTriton] = []
     ready, stop = threading.Event(), threading.Event()
 
     async def run() -> None:
         async with FakeTriton() as triton:
             triton.add(FakeModel("llm", config=talker_config("dynamo", "llm"), answer=_answers, platform="dynamo"))
-            found.append(triton)
+            servers.append(triton)
             ready.set()
             await asyncio.to_thread(stop.wait)
 
@@ -298,7 +298,7 @@ def _dynamo() -> Iterator[FakeTriton]:
     thread.start()
     try:
         assert ready.wait(20)
-        yield found[0]
+        yield servers[0]
     finally:
         stop.set()
         thread.join()
@@ -326,8 +326,8 @@ def _piece(request: pb.ModelInferRequest, text: bytes, *, over: bool) -> pb.Mode
 
 
 def _number(prompt: str, name: str) -> int:
-    found = re.search(rf"{name}=(\d+)", prompt)
-    return int(found[1]) if found else 0
+    match = re.search(rf"{name}=(\d+)", prompt)
+    return int(match[1]) if match else 0
 
 
 @dataclass(slots=True)

@@ -25,8 +25,8 @@ FAKE = f"{MODEL}=fake:"
 def running(
     folder: Path, *addresses: str, flags: tuple[str, ...] = (), port: int = 0, wait: bool = True
 ) -> Iterator[Server]:
-    """`shoal serve` with these addresses and flags, ready unless `wait` is false; killed at the end. Its home, its log
-    and whatever it may write are in `folder`, which may be there already."""
+    """Run `shoal serve` with these addresses and flags, ready unless `wait` is false; kill it at the end. `folder`
+    holds its home, its log and all other files it writes; it may exist already."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"server-{len(list(folder.glob('server-*.log')))}.log"
     command = [sys.executable, "-m", "shoal", "serve", *addresses, "--port", str(port), *flags]
@@ -39,9 +39,9 @@ def running(
         stack.callback(process.wait)
         stack.callback(process.kill)
         wait_until(lambda: bool(LISTENING.search(log.read_text())), process, log)
-        found = LISTENING.search(log.read_text())
-        assert found
-        server = Server(process, int(found[1]), log)
+        match = LISTENING.search(log.read_text())
+        assert match
+        server = Server(process, int(match[1]), log)
         if wait:
             wait_until(server.ready, process, log)
         yield server
@@ -58,7 +58,7 @@ def user_messages(text: str) -> list[dict[str, str]]:
 
 
 def metric(server: Server, name: str, **labels: str) -> float:
-    """Return the sum of a metric over its series with these labels; 0 without any."""
+    """Return the sum of a metric over its series with these labels; 0 if there is none."""
     status, _, body = server.request("GET", "/metrics")
     assert status == 200
     total = 0.0
@@ -79,16 +79,16 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def free_port() -> int:
-    """Return a free port of 127.0.0.1 below those that systems take for outgoing connections: one of these may be gone
-    before a server listens on it, even to a client that tries to connect to it and meets itself."""
+    """Return a free port of 127.0.0.1 below the range of ephemeral ports. A port of that range may be taken before a
+    server listens on it, even by a client that connects to it and reaches itself."""
     while True:
         port = random.randint(20_000, 32_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
 
 
-def written(path: str, body: Mapping[str, Any] | bytes) -> bytes:
-    """Return a request as sent on the wire."""
+def encode_request(path: str, body: Mapping[str, Any] | bytes) -> bytes:
+    """Return the bytes of a request on the wire."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
     return head.encode() + b"\r\n\r\n" + data
@@ -97,18 +97,18 @@ def written(path: str, body: Mapping[str, Any] | bytes) -> bytes:
 def ask(server: Server, path: str, body: Mapping[str, Any] | bytes) -> socket.socket:
     """Send a request on a new connection; the caller reads the answer."""
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
-    connection.sendall(written(path, body))
+    connection.sendall(encode_request(path, body))
     return connection
 
 
 def read_until(connection: socket.socket, expected: bytes) -> bytes:
     """Read up to the piece that contains `wanted`; fail if the connection ends first."""
-    found = b""
-    while expected not in found:
+    received = b""
+    while expected not in received:
         piece = connection.recv(65536)
-        assert piece, found
-        found += piece
-    return found
+        assert piece, received
+        received += piece
+    return received
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ from tests.unit.models.classifiers import classifier
 from tests.unit.models.head_checkpoints import splade
 
 PATIENCE_S = 300.0
-"""A start takes some seconds, and minutes on a busy machine; a deadlock has no end."""
+"""A start takes seconds, or minutes on a busy machine; a deadlock never ends."""
 
 Ending = Literal["ready", "died", "hung", "hung on the way down"]
 
@@ -31,7 +31,7 @@ class Start(NamedTuple):
 
 
 def tiny_models(folder: Path) -> list[str]:
-    """Addresses of three models of different kinds: they share no code of a graph, and each takes milliseconds."""
+    """Addresses of three tiny models of different kinds: they share no graph code, and each loads in milliseconds."""
     return [
         f"embedder=file:{checkpoint(folder / 'embedder')}",
         f"classifier=file:{classifier(folder / 'classifier', 'roberta')}",
@@ -40,8 +40,8 @@ def tiny_models(folder: Path) -> list[str]:
 
 
 def start(addresses: list[str], home: Path) -> Start:
-    """Start a server, wait until all of its models are ready, and end it. The log of one that hangs ends with where
-    each of its threads is."""
+    """Start a server, wait until all of its models are ready, and stop it. The log of one that hangs ends with the
+    stacks of its threads."""
     start_s = time.monotonic()
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -79,11 +79,11 @@ def _watch(process: subprocess.Popen[bytes], log: int, started: float) -> Ending
 
 
 def _ready(log: int) -> bool:
-    found = re.search(LISTENING, Path(f"/proc/self/fd/{log}").read_text())
-    if found is None:
+    match = re.search(LISTENING, Path(f"/proc/self/fd/{log}").read_text())
+    if match is None:
         return False
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/health/ready", timeout=5):
+        with urllib.request.urlopen(f"http://127.0.0.1:{match[1]}/health/ready", timeout=5):
             return True
     except (urllib.error.URLError, OSError):
         return False

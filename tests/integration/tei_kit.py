@@ -1,4 +1,4 @@
-"""The fake of text-embeddings-inference in its own process, and its record of requests."""
+"""The fake text-embeddings-inference server in its own process, and its record of requests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class FakeProcess:
-    """The server; flags are the fields of its Script. `grpc_port` is the port of the gRPC build, beside the one for
-    the record of requests; 0 for the HTTP build."""
+    """The server; flags are the fields of its Script. `grpc_port`: the port of the gRPC build, besides the one for the
+    record of requests; 0 for the HTTP build."""
 
     def __init__(self, port: int, flags: tuple[str, ...], grpc_port: int = 0) -> None:
         self.port = port
@@ -37,7 +37,7 @@ class FakeProcess:
         return f"tei+{'grpc' if self.grpc_port else 'http'}://{self.target}"
 
     def start(self) -> None:
-        """Start on the previous port; return when it listens."""
+        """Start on the previous port; return once it listens."""
         module = ["tests.fakes.tei_grpc", "--grpc-port", str(self.grpc_port)] if self.grpc_port else ["tests.fakes.tei"]
         command = [sys.executable, "-m", *module, "--port", str(self.port), *self.flags]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment())
@@ -52,8 +52,8 @@ class FakeProcess:
 
     def report(self) -> dict[str, Any]:
         """Return the requests so far."""
-        found: dict[str, Any] = json.loads(self._request("GET"))
-        return found
+        record: dict[str, Any] = json.loads(self._request("GET"))
+        return record
 
     def runs(self, calls: int) -> bool:
         """Return whether this many calls are in flight."""
@@ -76,16 +76,17 @@ class FakeProcess:
 
 @contextmanager
 def fake_process(*flags: str, grpc: bool = False) -> Iterator[FakeProcess]:
-    made = FakeProcess(free_port(), flags, free_port() if grpc else 0)
-    made.start()
+    server = FakeProcess(free_port(), flags, free_port() if grpc else 0)
+    server.start()
     try:
-        yield made
+        yield server
     finally:
-        made.kill()
+        server.kill()
 
 
-def eventually(true: Callable[[], bool]) -> None:
+def eventually(true: Callable[[], bool], condition: str) -> None:
+    """Poll until `true()`; `condition` names it in the failure."""
     end = time.monotonic() + PATIENCE_S
     while not true():
-        assert time.monotonic() < end, "it did not come true in time"
+        assert time.monotonic() < end, f"timed out after {PATIENCE_S:g} s waiting for {condition}"
         time.sleep(0.02)

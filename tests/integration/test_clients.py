@@ -1,4 +1,4 @@
-"""The clients that people really use, against the default model in a server of its own; and what bad company costs."""
+"""The OpenAI and Hugging Face clients against the default model in its own server, and the cost of bad requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="session")
 def served_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with the default model, fetched, converted and verified as `shoal pull` does it."""
+    """A store with the default model, downloaded, converted and verified as by `shoal pull`."""
     home = tmp_path_factory.mktemp("served")
     prepare_local(parse_address(DEFAULT_MODEL), Settings(home=str(home)))
     return home
@@ -44,28 +44,29 @@ def real(served_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def client(real: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{real.base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+    with openai.OpenAI(base_url=f"{real.base_url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
-def same(one: Any, other: Any, least: float = 0.9999) -> bool:
+def are_close(one: Any, other: Any, least: float = 0.9999) -> bool:
     """bf16 rounds differently in batches of different shapes; see docs/models.md."""
     a, b = np.asarray(one), np.asarray(other)
     return bool(((a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)).min() >= least)
 
 
 def test_the_openai_client(client: openai.OpenAI) -> None:
-    """Its base64 default and float agree, alone and in a list, in order, with unit length and true token counts."""
+    """base64 (the default) and float agree, for one text and for a list: in order, of unit length, with correct token
+    counts."""
     together = client.embeddings.create(model="all-MiniLM-L6-v2", input=TEXTS)
     floats = client.embeddings.create(model=NAME, input=TEXTS, encoding_format="float")
     vectors = np.array([entry.embedding for entry in together.data])
     assert [entry.index for entry in together.data] == [0, 1, 2, 3]
     assert vectors.shape == (4, 384)
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-    assert same(vectors, [entry.embedding for entry in floats.data])
+    assert are_close(vectors, [entry.embedding for entry in floats.data])
     for text, vector in zip(TEXTS, vectors, strict=True):
         alone = client.embeddings.create(model=NAME, input=text)
-        assert same(alone.data[0].embedding, vector)
+        assert are_close(alone.data[0].embedding, vector)
     assert together.usage.prompt_tokens == floats.usage.total_tokens
     assert client.embeddings.create(model=NAME, input="A shoal turns as one.").usage.prompt_tokens == 9
     assert together.model == NAME
@@ -74,7 +75,7 @@ def test_the_openai_client(client: openai.OpenAI) -> None:
 
 
 def test_the_openai_client_sees_models(client: openai.OpenAI) -> None:
-    """The list and one by its name, slash and all; extras come along."""
+    """The model list and one model by its name, slashes included; extra fields are returned too."""
     assert [model.id for model in client.models.list()] == [NAME]
     assert client.models.retrieve(NAME).owned_by == "shoal"
 
@@ -98,7 +99,7 @@ def test_the_openai_client_sees_models(client: openai.OpenAI) -> None:
 def test_the_openai_client_understands_refusals(
     client: openai.OpenAI, wrong: dict[str, Any], error: type[openai.APIStatusError], code: str
 ) -> None:
-    """Each refusal is the client's own exception with code, param and message, and the server goes on."""
+    """Each rejection raises the client's own exception with code, param and message; the server keeps serving."""
     with pytest.raises(error) as caught:
         client.embeddings.create(**{"model": NAME, **wrong})
     assert caught.value.code == code
@@ -107,14 +108,15 @@ def test_the_openai_client_understands_refusals(
 
 
 def test_the_hub_client_speaks_to_tei_routes(real: Server, client: openai.OpenAI) -> None:
-    """huggingface_hub's InferenceClient gets the vectors that the OpenAI client gets."""
-    found = InferenceClient(f"{real.base_url}/embed").feature_extraction(TEXTS[0])
-    assert found.shape == (1, 384)
-    assert same(found[0], client.embeddings.create(model=NAME, input=TEXTS[0]).data[0].embedding)
+    """huggingface_hub's InferenceClient gets the same vectors as the OpenAI client."""
+    rows = InferenceClient(f"{real.base_url}/embed").feature_extraction(TEXTS[0])
+    assert rows.shape == (1, 384)
+    assert are_close(rows[0], client.embeddings.create(model=NAME, input=TEXTS[0]).data[0].embedding)
 
 
-def test_one_bad_text_harms_nobody_beside_it(shoal_server: ShoalServer) -> None:
-    """Poisoned, refused and NaN texts among forty callers at once: theirs fail, each in its own way, others pass."""
+def test_bad_texts_fail_alone(shoal_server: ShoalServer) -> None:
+    """Poisoned, rejected and NaN texts among forty concurrent callers fail, each with its own error; the others
+    succeed."""
     server = shoal_server(["fake:delay_ms=20"])
     words = {7: "poison-item", 19: "reject-item", 31: "nan-item"}
     statuses = {7: 500, 19: 400, 31: 500}
@@ -128,8 +130,9 @@ def test_one_bad_text_harms_nobody_beside_it(shoal_server: ShoalServer) -> None:
     assert answers == [statuses.get(number, 200) for number in range(40)]
 
 
-def test_clients_that_leave_are_counted_and_cost_nothing(shoal_server: ShoalServer) -> None:
-    """One leaves while its batch runs, the others while queued: all are counted, nothing stays in flight or queued."""
+def test_disconnected_clients_are_counted_and_leave_no_work(shoal_server: ShoalServer) -> None:
+    """One client disconnects while its batch runs, the others while queued: all are counted, nothing stays in flight or
+    queued."""
     server = shoal_server(["fake:delay_ms=400:max_batch_size=1"])
     for number in range(5):
         body = json.dumps({"model": "fake", "input": f"gone {number}"}).encode()
@@ -148,10 +151,8 @@ def test_clients_that_leave_are_counted_and_cost_nothing(shoal_server: ShoalServ
 
 
 def test_the_loop_stays_free_under_large_bodies_and_replies(shoal_server: ShoalServer) -> None:
-    """While 2,048 vectors of 1,024 numbers are written as JSON and 14 MB of texts are read, health answers in between.
-
-    Written in one go, the reply would leave room for hardly any.
-    """
+    """Health checks are answered while 2,048 vectors of 1,024 numbers are serialized to JSON and 14 MB of texts are
+    parsed. Serializing the reply in one step would block nearly all of them."""
     server = shoal_server(["fake:dimension=1024"])
     large = {"model": "fake", "input": [f"{number} {'x' * 7_000}" for number in range(2048)]}
     between = 0
@@ -171,6 +172,6 @@ def metrics(server: Server) -> str:
 
 
 def series(text: str, name: str) -> float:
-    """The sum over all labels."""
+    """Return the sum over all labels."""
     lines = [line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)

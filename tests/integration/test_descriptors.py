@@ -1,4 +1,4 @@
-"""A server that has few file descriptors."""
+"""A server with few file descriptors."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ REQUEST = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 def server(processes: Processes) -> Server:
     process, log = processes("-c", FEW, "serve", "fake:", "--port", "0")
     wait_until(lambda: bool(LISTENING.search(log.read_text())), process, log)
-    found = LISTENING.search(log.read_text())
-    assert found
-    made = Server(process, int(found[1]), log)
-    wait_until(made.ready, process, log)
-    return made
+    match = LISTENING.search(log.read_text())
+    assert match
+    server = Server(process, int(match[1]), log)
+    wait_until(server.ready, process, log)
+    return server
 
 
 def test_the_limit_is_logged_and_the_server_recovers(server: Server) -> None:
-    """More connections than descriptors: those that were accepted are served, the others wait and are served once
-    there is room. One line of the log says what to do; nothing is reset, and models can still open files."""
+    """With more connections than descriptors, accepted ones are served and the others wait for a free descriptor. One
+    log line says what to do; nothing is reset, and models can still open files."""
 
     def answered(connection: socket.socket) -> bool:
         connection.sendall(REQUEST)

@@ -1,4 +1,4 @@
-"""Real clients that upload a large body see why it is refused, whether they read before they have sent it or not."""
+"""Real clients that upload a large body get the error response, whether or not they read before they have sent it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def slowly() -> AsyncIterator[bytes]:
 
 
 def test_requests(server: Server) -> None:
-    """It sends all before it reads. One session: what follows a refusal is served."""
+    """requests reads only after sending everything. The next request of the same session succeeds."""
     with requests.Session() as session:
         for method, path, headers, status in CASES:
             for body in (PIECE * PIECES, pieces()):
@@ -71,13 +71,13 @@ async def test_aiohttp(server: Server) -> None:
                     assert (reply.status, "error" in await reply.json()) == (status, True)
         async with session.get(f"{server.base_url}/health/live") as reply:
             assert reply.status == 200
-    # Its connections close once the server has discarded what was still sent, which takes up to a second.
+    # Its connections close once the server has discarded the rest of the body, which takes up to a second.
     await asyncio.sleep(1.5)
 
 
 @pytest.mark.parametrize("expect", ["100-continue", ""])
 def test_curl(server: Server, tmp_path: Path, expect: str) -> None:
-    """With `Expect: 100-continue` it never sends the body; without, it sends it and reads at the same time."""
+    """With `Expect: 100-continue` curl never sends the body; without it, curl sends and reads at the same time."""
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("curl is not installed")

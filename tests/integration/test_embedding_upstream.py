@@ -1,5 +1,5 @@
-"""Shoal in front of another Shoal by OpenAI's API and vLLM's: vectors, ids, rankings, classes and their failures. Both
-are processes of their own."""
+"""Shoal in front of another Shoal, over OpenAI's API and vLLM's: vectors, token ids, rankings, classes and failures.
+Both run in their own processes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ DOCUMENTS = ["one", "two words", "drei Wörter"]
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(64) as made:
-        yield made
+    with ThreadPoolExecutor(64) as executor:
+        yield executor
 
 
 IDS = ("--token-ids", "accept")
@@ -34,7 +34,7 @@ IDS = ("--token-ids", "accept")
 
 @pytest.fixture
 def pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Server, Server]]:
-    """(the one that clients see, the one with the model)."""
+    """(front server for clients, server with the model)."""
     with ExitStack() as stack:
         behind = stack.enter_context(running(tmp_path / "behind", f"{FAR}={request.param}", flags=IDS))
         yield stack.enter_context(running(tmp_path / "front", f"near={upstream_of(behind, FAR)}")), behind
@@ -45,7 +45,7 @@ def rerank(server: Server, query: str, documents: list[str], **fields: Any) -> R
 
 
 def scores_of(reply: Reply) -> list[float]:
-    """By document."""
+    """Scores in document order."""
     assert reply[0] == 200, reply[2]
     results = json.loads(reply[2])["results"]
     return [each["relevance_score"] for each in sorted(results, key=lambda each: int(each["index"]))]
@@ -63,7 +63,7 @@ def card_of(server: Server, name: str = "near") -> Any:
 @pytest.mark.parametrize("pair", ["fake:labels=1:delay_ms=2"], indirect=True)
 class TestRanking:
     def test_scores_are_the_same(self, pair: tuple[Server, Server], pool: ThreadPoolExecutor) -> None:
-        """Those of many users in few calls; raw ones too; on each path that ranks."""
+        """Scores of many users share few calls; includes raw scores, on each ranking route."""
         front, behind = pair
         for raw in (False, True):
             own = scores_of(rerank(behind, "q", DOCUMENTS, raw_scores=raw))
@@ -71,13 +71,13 @@ class TestRanking:
         before = metric(behind, "shoal_batch_size_count")
         pending: list[Future[Reply]] = [pool.submit(rerank, front, f"query {at}", DOCUMENTS) for at in range(40)]
         for at, one in enumerate(pending):
-            found = scores_of(one.result())
+            scores = scores_of(one.result())
             if at % 10 == 0:
-                assert np.allclose(found, scores_of(rerank(behind, f"query {at}", DOCUMENTS)), atol=1e-5)
+                assert np.allclose(scores, scores_of(rerank(behind, f"query {at}", DOCUMENTS)), atol=1e-5)
         assert metric(behind, "shoal_batch_size_count") - before < 40
         body = {"query": "q", "texts": DOCUMENTS}
-        seen, own = (json_of(server.request("POST", "/rerank", body)) for server in pair)
-        assert [each["index"] for each in seen] == [each["index"] for each in own]
+        ranking, own = (json_of(server.request("POST", "/rerank", body)) for server in pair)
+        assert [each["index"] for each in ranking] == [each["index"] for each in own]
 
     def test_card_and_labels(self, pair: tuple[Server, Server]) -> None:
         card = card_of(pair[0])
@@ -85,8 +85,8 @@ class TestRanking:
         assert card["details"]["routes"] == ["/score", "/classify"]
         found = json_of(pair[0].request("POST", "/classify", {"input": ["a text alone", ["a", "pair"]]}))
         own = json_of(pair[1].request("POST", "/classify", {"input": ["a text alone", ["a", "pair"]]}))
-        seen, made = ([each["probs"] for each in reply["data"]] for reply in (found, own))
-        assert np.allclose(seen, made, atol=1e-5)
+        scores, expected = ([each["probs"] for each in reply["data"]] for reply in (found, own))
+        assert np.allclose(scores, expected, atol=1e-5)
         assert found["usage"]["prompt_tokens"] == own["usage"]["prompt_tokens"]
 
     def test_a_poisoned_pair_fails_alone(self, pair: tuple[Server, Server], pool: ThreadPoolExecutor) -> None:
@@ -98,7 +98,7 @@ class TestRanking:
         assert [at for at, status in enumerate(statuses) if status != 200] == [*bad]
 
     def test_a_server_that_dies_and_comes_back(self, pair: tuple[Server, Server], tmp_path: Path) -> None:
-        """The same port, another process."""
+        """It comes back as another process on the same port."""
         front, behind = pair
         behind.process.send_signal(signal.SIGKILL)
         behind.process.wait()
@@ -112,7 +112,7 @@ class TestRanking:
 
 
 def test_a_server_that_is_full_is_waited_for(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    """It refuses whole calls with 429, and every pair is scored all the same."""
+    """The server answers whole calls with 429, and every pair is still scored."""
     flags = ("--max-queue-items", "8")
     with (
         running(tmp_path / "behind", f"{FAR}=fake:labels=1:delay_ms=20", flags=flags) as behind,
@@ -126,15 +126,15 @@ def test_a_server_that_is_full_is_waited_for(tmp_path: Path, pool: ThreadPoolExe
 
 @pytest.mark.parametrize("pair", ["fake:labels=3"], indirect=True)
 def test_classes_are_the_same(pair: tuple[Server, Server], pool: ThreadPoolExecutor) -> None:
-    """In the order of the labels that the other one lists; raw scores as well."""
+    """Scores follow the order of labels that the upstream lists; includes raw scores."""
     front, _ = pair
     card = card_of(front)
     assert (card["tasks"], card["labels"]) == (["classify"], ["LABEL_0", "LABEL_1", "LABEL_2"])
     for fields in ({}, {"use_activation": False}):
         body = {"input": [f"text {at}" for at in range(20)] + [["a", "pair"]], **fields}
-        seen, own = (json_of(server.request("POST", "/classify", body))["data"] for server in pair)
-        assert [each["label"] for each in seen] == [each["label"] for each in own]
-        assert np.allclose([each["probs"] for each in seen], [each["probs"] for each in own], atol=1e-5)
+        labels, own = (json_of(server.request("POST", "/classify", body))["data"] for server in pair)
+        assert [each["label"] for each in labels] == [each["label"] for each in own]
+        assert np.allclose([each["probs"] for each in labels], [each["probs"] for each in own], atol=1e-5)
     assert rerank(front, "q", ["a"], model="near")[0] == 400
 
 
@@ -162,7 +162,7 @@ class TestVectors:
         assert (refused[0], b"only returns normalized vectors" in refused[2]) == (400, True)
 
     def test_ranking_by_vectors(self, pair: tuple[Server, Server]) -> None:
-        """A model that embeds and does not rank is not asked to."""
+        """A model that embeds but does not rank gets no rerank request."""
         front, behind = pair
         assert card_of(front)["tasks"] == ["embed", "generate"]
         assert np.allclose(

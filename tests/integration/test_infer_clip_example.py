@@ -1,5 +1,5 @@
-"""The example of the original open CLIP inference server, as its README prints it but for the host of the pictures,
-with a tiny model's real towers: by `shoal serve`, and by the preset in that server's place, on a real Triton."""
+"""The example in the README of the original open CLIP inference server, unchanged except for the image host, with a
+tiny model's real towers: with `shoal serve`, and with the preset as a drop-in on a real Triton."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from shoal.types import Image, Item
 from tests.integration.server_kit import Server, ShoalServer
 from tests.integration.triton_kit import PATIENCE_S, Triton
 from tests.unit.backends.local.dual_encoder_kit import expected, vit_b_32
-from tests.unit.pipelines.image.pictures import drawn, saved, turned
+from tests.unit.pipelines.image.image_kit import drawn, saved, turned
 
 OTHER = "other=fake:"
-"""Served from the start: where nothing is named there, every table of a shoal.toml is loaded."""
+"""Served from the start: without any named model, Shoal loads every table of a shoal.toml."""
 
 PAIR = "ViT-B-32/laion2b_s34b_b79k"
 NAMED = {"model_name": "ViT-B-32", "pretrained": "laion2b_s34b_b79k"}
 TITLE = "Model ViT-B-32 with checkpoint laion2b_s34b_b79k"
 TEXTS = ["I am a sentence.", "I am another sentence.", "I am a third sentence."]
 FILES = {"/image1.jpg": turned(6), "/image2.jpg": saved(drawn(320, 240, 2), "JPEG", quality=90)}
-PICTURES = [Image(data) for data in FILES.values()]
+IMAGES = [Image(data) for data in FILES.values()]
 
 
-class Pictures(BaseHTTPRequestHandler):
+class Images(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         data = FILES.get(self.path)
         self.send_response(404 if data is None else 200)
@@ -40,13 +40,13 @@ class Pictures(BaseHTTPRequestHandler):
         self.wfile.write(data or b"")
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def host() -> Iterator[str]:
-    """The host and port that serve the two pictures."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Pictures) as server:
+    """The host and port that serve the two images."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Images) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield f"127.0.0.1:{server.server_address[1]}"
@@ -56,7 +56,7 @@ def host() -> Iterator[str]:
 
 @pytest.fixture
 def configured(tmp_path: Path) -> Path:
-    """The model's folder; the shoal.toml where the server looks for one gives it the example's name."""
+    """The model's folder. A shoal.toml in the server's working directory gives the model the example's name."""
     folder = vit_b_32(tmp_path / "clip")
     (tmp_path / "shoal.toml").write_text(f'[models."{PAIR}"]\nbackends = ["file:{folder}"]\nprecision = "f32"\n')
     return folder
@@ -67,7 +67,7 @@ def call(server: Server, path: str, **body: Any) -> tuple[int, Any]:
     return status, json.loads(content)
 
 
-def listed(server: Server) -> list[str]:
+def list_models(server: Server) -> list[str]:
     return list(json.loads(server.request("GET", "/loaded_models")[2])["models"])
 
 
@@ -80,7 +80,7 @@ def agree(rows: list[list[float]], folder: Path, inputs: list[Item]) -> None:
 
 
 def loads_and_infers(server: Server, folder: Path, host: str) -> None:
-    """The example's first requests, and what each must answer."""
+    """Send the example's first requests and check each answer."""
     urls = [f"http://{host}{path}" for path in FILES]
     both = {**NAMED, "text": TEXTS, "image": urls}
     status, answer = call(server, "/infer", **both)
@@ -89,30 +89,30 @@ def loads_and_infers(server: Server, folder: Path, host: str) -> None:
     loaded = call(server, "/load_clip_model", **NAMED)
     assert loaded == (200, {"message": f"{TITLE} loaded successfully."}), server.log.read_text()
     assert call(server, "/load_clip_model", **NAMED) == (200, {"message": f"{TITLE} is already loaded."})
-    assert listed(server) == ["other", PAIR]
+    assert list_models(server) == ["other", PAIR]
 
     status, answer = call(server, "/infer", **both)
     assert status == 200, answer
     assert set(answer) == {"text_embeddings", "image_embeddings", "processingTimeMs"}
     agree(answer["text_embeddings"], folder, [*TEXTS])
-    agree(answer["image_embeddings"], folder, [*PICTURES])
+    agree(answer["image_embeddings"], folder, [*IMAGES])
     for rows in (answer["text_embeddings"], answer["image_embeddings"]):
         assert not np.allclose(rows[0], rows[1], atol=0.01)
 
     status, answer = call(server, "/infer_text", **NAMED, text=TEXTS[0])
     assert (status, set(answer)) == (200, {"embedding", "processingTimeMs"}), answer
     agree(answer["embedding"], folder, [TEXTS[0]])
-    for image, pictures in ((urls[0], PICTURES[:1]), (urls, PICTURES)):
+    for image, images in ((urls[0], IMAGES[:1]), (urls, IMAGES)):
         status, answer = call(server, "/infer_image", **NAMED, image=image)
         assert (status, set(answer)) == (200, {"embedding", "processingTimeMs"}), answer
-        agree(answer["embedding"], folder, [*pictures])
+        agree(answer["embedding"], folder, [*images])
     status, answer = call(server, "/infer_image", **NAMED, image="http://example.com/image.jpg")
     assert (status, "image_hosts" in answer["detail"]) == (400, True)
 
 
 def unloads(server: Server) -> None:
     assert call(server, "/unload_model", **NAMED) == (200, {"message": f"{TITLE} unloaded successfully."})
-    assert listed(server) == ["other"]
+    assert list_models(server) == ["other"]
     assert call(server, "/infer", **NAMED, text=TEXTS)[0] == 400
 
 
@@ -132,7 +132,7 @@ def test_the_example(shoal_server: ShoalServer, configured: Path, host: str, tmp
 def test_the_example_by_the_preset(
     shoal_server: ShoalServer, configured: Path, host: str, triton: Triton, tmp_path: Path
 ) -> None:
-    """Both towers are put into the original's Triton, and are gone from its repository in the end."""
+    """Both towers are written to the original's Triton, and are gone from its repository at the end."""
     environ = {
         "TRITON_GRPC_URL": triton.url,
         "SHOAL_HOME": str(tmp_path / "home"),

@@ -1,4 +1,4 @@
-"""OpenAI's own client, its present version, against a server whose model repeats what it hears."""
+"""The current OpenAI client against a server whose model repeats its input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletionChunk
 from tests.integration.llm_kit import FAKE, MODEL, metric, running, until
 from tests.integration.server_kit import Server
 
-SAID: Any = [{"role": "user", "content": "one two three"}]
+TURNS: Any = [{"role": "user", "content": "one two three"}]
 CALLED = '<tool_call> {"name": "add", "arguments": {"a": 1, "b": [2, "x y"]}} </tool_call>'
 ARGUMENTS = '{"a": 1, "b": [2, "x y"]}'
 ADD: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -29,29 +29,29 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="any") as made:
-        yield made
+    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="any") as client:
+        yield client
 
 
 @pytest.fixture
 async def async_client(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{server.base_url}/v1", api_key="any") as made:
-        yield made
+    async with openai.AsyncOpenAI(base_url=f"{server.base_url}/v1", api_key="any") as client:
+        yield client
 
 
-def hear(text: str) -> Any:
+def turn(text: str) -> Any:
     return [{"role": "user", "content": text}]
 
 
 def text_of(chunks: list[ChatCompletionChunk], index: int = 0) -> str:
-    """What a choice says in all chunks together."""
-    found = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
-    return "".join(choice.delta.content or "" for choice in found)
+    """Return the text of one choice over all chunks."""
+    choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+    return "".join(choice.delta.content or "" for choice in choices)
 
 
 def test_a_chat(client: openai.OpenAI) -> None:
-    """The whole answer in the client's types: text, reason, counts, id, and no refusal."""
-    answer = client.chat.completions.create(model=MODEL, messages=SAID, temperature=0.5, seed=7, user="somebody")
+    """The complete answer in the client's types: text, finish reason, token counts, id, and no refusal."""
+    answer = client.chat.completions.create(model=MODEL, messages=TURNS, temperature=0.5, seed=7, user="somebody")
     (choice,) = answer.choices
     assert (choice.message.role, choice.message.content, choice.message.refusal) == ("assistant", "one two three", None)
     assert (choice.finish_reason, choice.logprobs, choice.message.tool_calls) == ("stop", None, None)
@@ -63,8 +63,9 @@ def test_a_chat(client: openai.OpenAI) -> None:
 
 
 def test_a_chat_as_a_stream(client: openai.OpenAI) -> None:
-    """Role first, words one by one, the reason in the last chunk; no chunk is without a choice, none has a usage."""
-    chunks = list(client.chat.completions.create(model=MODEL, messages=SAID, stream=True))
+    """The role comes first, then one word per chunk, and the finish reason last; every chunk has a choice, none has
+    usage."""
+    chunks = list(client.chat.completions.create(model=MODEL, messages=TURNS, stream=True))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert text_of(chunks) == "one two three"
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
@@ -73,9 +74,9 @@ def test_a_chat_as_a_stream(client: openai.OpenAI) -> None:
 
 
 def test_the_usage_of_a_stream(client: openai.OpenAI) -> None:
-    """One more chunk, without choices, as the client documents it."""
+    """Usage comes in one more chunk without choices, as the client documents."""
     *chunks, last = client.chat.completions.create(
-        model=MODEL, messages=SAID, stream=True, stream_options={"include_usage": True}
+        model=MODEL, messages=TURNS, stream=True, stream_options={"include_usage": True}
     )
     assert all(len(chunk.choices) == 1 and chunk.usage is None for chunk in chunks)
     assert last.choices == []
@@ -84,36 +85,36 @@ def test_the_usage_of_a_stream(client: openai.OpenAI) -> None:
 
 
 def test_several_choices(client: openai.OpenAI) -> None:
-    """n answers, in order, streamed or not; all of them are counted."""
-    answer = client.chat.completions.create(model=MODEL, messages=SAID, n=3, max_tokens=2)
+    """n answers, in order, streamed or not; usage counts all of them."""
+    answer = client.chat.completions.create(model=MODEL, messages=TURNS, n=3, max_tokens=2)
     assert [(choice.index, choice.message.content) for choice in answer.choices] == [(at, "one two") for at in range(3)]
     assert {choice.finish_reason for choice in answer.choices} == {"length"}
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 6)
-    chunks = list(client.chat.completions.create(model=MODEL, messages=SAID, n=2, stream=True))
+    chunks = list(client.chat.completions.create(model=MODEL, messages=TURNS, n=2, stream=True))
     assert [text_of(chunks, index) for index in (0, 1)] == ["one two three"] * 2
 
 
 @pytest.mark.parametrize(("stop", "text"), [("two", "one "), (["three", "x"], "one two "), ("ne tw", "o"), ([], None)])
 def test_stop(client: openai.OpenAI, stop: Any, text: str | None) -> None:
-    """What ends an answer is not in it, also where it lies across tokens; the same in a stream."""
-    answer = client.chat.completions.create(model=MODEL, messages=SAID, stop=stop)
+    """The stop text is not part of the answer, even if it spans tokens; the same when streamed."""
+    answer = client.chat.completions.create(model=MODEL, messages=TURNS, stop=stop)
     assert answer.choices[0].message.content == (text or "one two three")
     assert answer.choices[0].finish_reason == "stop"
-    assert text_of(list(client.chat.completions.create(model=MODEL, messages=SAID, stop=stop, stream=True))) == (
+    assert text_of(list(client.chat.completions.create(model=MODEL, messages=TURNS, stop=stop, stream=True))) == (
         text or "one two three"
     )
 
 
 def test_logprobs(client: openai.OpenAI) -> None:
-    """Each token with its bytes and its rivals; in a stream they are with the text that they became."""
-    options: Any = {"model": MODEL, "messages": hear("on été"), "logprobs": True, "top_logprobs": 2}
-    found = client.chat.completions.create(**options).choices[0].logprobs
-    assert found is not None
-    assert found.content is not None
-    assert [(each.token, each.logprob) for each in found.content] == [("on", 0.0), (" été", -0.1)]
-    assert bytes(found.content[1].bytes or []).decode() == " été"
-    assert [top.token for top in found.content[1].top_logprobs] == [" été", " été1"]
+    """Each token has its bytes and alternatives; in a stream they come with the text of the token."""
+    options: Any = {"model": MODEL, "messages": turn("on été"), "logprobs": True, "top_logprobs": 2}
+    logprobs = client.chat.completions.create(**options).choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert [(each.token, each.logprob) for each in logprobs.content] == [("on", 0.0), (" été", -0.1)]
+    assert bytes(logprobs.content[1].bytes or []).decode() == " été"
+    assert [top.token for top in logprobs.content[1].top_logprobs] == [" été", " été1"]
     chunks = list(client.chat.completions.create(**options, stream=True))
     choices = [chunk.choices[0] for chunk in chunks if chunk.choices[0].logprobs]
     assert [(choice.delta.content, [each.token for each in choice.logprobs.content]) for choice in choices] == [
@@ -123,8 +124,8 @@ def test_logprobs(client: openai.OpenAI) -> None:
 
 
 def test_a_tool_is_called(client: openai.OpenAI) -> None:
-    """What the model writes as a call is a call, with its arguments as it wrote them; the result goes back."""
-    answer = client.chat.completions.create(model=MODEL, messages=hear(CALLED), tools=[ADD])
+    """A call that the model writes becomes a tool call with its arguments verbatim; the result is sent back."""
+    answer = client.chat.completions.create(model=MODEL, messages=turn(CALLED), tools=[ADD])
     (choice,) = answer.choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     assert choice.message.tool_calls is not None
@@ -132,14 +133,14 @@ def test_a_tool_is_called(client: openai.OpenAI) -> None:
     assert call.type == "function"
     assert (call.function.name, call.function.arguments) == ("add", ARGUMENTS)
     result = {"role": "tool", "tool_call_id": call.id, "content": "it is 3"}
-    history: Any = [*hear(CALLED), choice.message.to_dict(), result]
+    history: Any = [*turn(CALLED), choice.message.to_dict(), result]
     again = client.chat.completions.create(model=MODEL, messages=history, tools=[ADD])
     assert again.choices[0].message.content == "it is 3"
 
 
 def test_a_tool_is_called_in_a_stream(client: openai.OpenAI) -> None:
-    """The client's own accumulator puts the fragments together; the text before the call stays text."""
-    with client.chat.completions.stream(model=MODEL, messages=hear(f"well {CALLED} {CALLED}"), tools=[ADD]) as stream:
+    """The client's own accumulator joins the fragments; text before the call stays text."""
+    with client.chat.completions.stream(model=MODEL, messages=turn(f"well {CALLED} {CALLED}"), tools=[ADD]) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_completion()
     assert "tool_calls.function.arguments.delta" in kinds
@@ -153,14 +154,14 @@ def test_a_tool_is_called_in_a_stream(client: openai.OpenAI) -> None:
 
 
 def test_without_tools_a_call_is_text(client: openai.OpenAI) -> None:
-    """Nobody asked for calls, so none is made of what looks like one."""
-    answer = client.chat.completions.create(model=MODEL, messages=hear(CALLED))
+    """Without `tools`, text that looks like a call stays text."""
+    answer = client.chat.completions.create(model=MODEL, messages=turn(CALLED))
     assert (answer.choices[0].message.content, answer.choices[0].message.tool_calls) == (CALLED, None)
 
 
 def test_the_helper_for_streams(client: openai.OpenAI) -> None:
-    """`chat.completions.stream`: its events, and the completion that it adds up, usage and all."""
-    options: Any = {"model": MODEL, "messages": SAID, "stream_options": {"include_usage": True}}
+    """`chat.completions.stream`: its events and the accumulated completion, usage included."""
+    options: Any = {"model": MODEL, "messages": TURNS, "stream_options": {"include_usage": True}}
     with client.chat.completions.stream(**options) as stream:
         deltas = [event.delta for event in stream if event.type == "content.delta"]
         final = stream.get_final_completion()
@@ -170,8 +171,8 @@ def test_the_helper_for_streams(client: openai.OpenAI) -> None:
 
 
 def test_reasoning(client: openai.OpenAI) -> None:
-    """Thoughts are beside the content, where this client shows what it has no field for."""
-    options: Any = {"model": MODEL, "messages": hear("<think> so so </think> yes")}
+    """Reasoning is returned beside the content, where this client exposes fields that it does not know."""
+    options: Any = {"model": MODEL, "messages": turn("<think> so so </think> yes")}
     message = client.chat.completions.create(**options).choices[0].message
     assert message.content is not None
     assert (message.content.strip(), (message.model_extra or {})["reasoning_content"].strip()) == ("yes", "so so")
@@ -183,7 +184,7 @@ def test_reasoning(client: openai.OpenAI) -> None:
 
 
 def test_completions(client: openai.OpenAI) -> None:
-    """A list of prompts, two answers each, numbered prompt by prompt; echo repeats the prompt before the answer."""
+    """A list of prompts with two answers each, numbered prompt by prompt; echo puts the prompt before the answer."""
     answer = client.completions.create(model=MODEL, prompt=["a b", "c d e"], n=2, max_tokens=2)
     assert [(choice.index, choice.text) for choice in answer.choices] == [
         (0, "a b"),
@@ -199,17 +200,17 @@ def test_completions(client: openai.OpenAI) -> None:
 
 
 def test_logprobs_of_completions(client: openai.OpenAI) -> None:
-    """Four lists side by side; offsets count the characters of the answer."""
-    found = client.completions.create(model=MODEL, prompt="a bc d", logprobs=1).choices[0].logprobs
-    assert found is not None
-    assert found.tokens == ["a", " bc", " d"]
-    assert found.token_logprobs == [0.0, -0.1, -0.2]
-    assert found.text_offset == [0, 1, 4]
-    assert found.top_logprobs == [{"a": 0.0}, {" bc": -0.1}, {" d": -0.2}]
+    """Four parallel lists; offsets count the characters of the answer."""
+    logprobs = client.completions.create(model=MODEL, prompt="a bc d", logprobs=1).choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["a", " bc", " d"]
+    assert logprobs.token_logprobs == [0.0, -0.1, -0.2]
+    assert logprobs.text_offset == [0, 1, 4]
+    assert logprobs.top_logprobs == [{"a": 0.0}, {" bc": -0.1}, {" d": -0.2}]
 
 
 def test_completions_as_a_stream(client: openai.OpenAI) -> None:
-    """Pieces of each prompt's answer under its number, and the usage when it was asked for."""
+    """Chunks carry the index of their prompt's answer; usage comes if requested."""
     *pieces, last = client.completions.create(
         model=MODEL, prompt=["a b", "c d"], stream=True, stream_options={"include_usage": True}
     )
@@ -219,12 +220,12 @@ def test_completions_as_a_stream(client: openai.OpenAI) -> None:
 
 
 def test_responses(client: openai.OpenAI) -> None:
-    """The newer API: text, status, usage; a conversation of items; a call of a tool."""
+    """The Responses API: text, status, usage; a conversation of items; a tool call."""
     answer = client.responses.create(model=MODEL, input="one two three", instructions="be short")
     assert (answer.output_text, answer.status, answer.error) == ("one two three", "completed", None)
     assert answer.usage is not None
     assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.total_tokens) == (3, 3, 6)
-    cut = client.responses.create(model=MODEL, input=hear("one two three"), max_output_tokens=2)
+    cut = client.responses.create(model=MODEL, input=turn("one two three"), max_output_tokens=2)
     assert (cut.output_text, cut.status) == ("one two", "incomplete")
     assert cut.incomplete_details is not None
     assert cut.incomplete_details.reason == "max_output_tokens"
@@ -235,7 +236,7 @@ def test_responses(client: openai.OpenAI) -> None:
 
 
 def test_responses_as_a_stream(client: openai.OpenAI) -> None:
-    """Every event is one that the client knows, numbered, in the documented order; its accumulator agrees."""
+    """The client knows every event; they are numbered, in the documented order, and its accumulator agrees."""
     with client.responses.stream(model=MODEL, input="one two three") as stream:
         events = list(stream)
         final = stream.get_final_response()
@@ -255,35 +256,37 @@ def test_responses_as_a_stream(client: openai.OpenAI) -> None:
 
 
 def test_embeddings_beside_it(client: openai.OpenAI) -> None:
-    """The same model and the same server still embed."""
-    found = client.embeddings.create(model=MODEL, input=["one", "two"])
-    assert [len(each.embedding) for each in found.data] == [32, 32]
+    """The server still embeds with the same model."""
+    reply = client.embeddings.create(model=MODEL, input=["one", "two"])
+    assert [len(each.embedding) for each in reply.data] == [32, 32]
 
 
 def test_models(client: openai.OpenAI) -> None:
-    """Listed and shown, with what it can do in a field of its own."""
+    """The model list and one model, with its capabilities in a field of their own."""
     assert next(iter(client.models.list())).id == MODEL
     assert (client.models.retrieve(MODEL).model_extra or {})["tasks"] == ["embed", "generate"]
 
 
 def test_no_field_has_to_be_sent(client: openai.OpenAI) -> None:
-    """An empty name is the default model's; what the server does not know is passed over."""
+    """An empty name selects the default model; unknown fields are ignored."""
     extras: Any = {"some_new_field": {"deep": [1]}, "chat_template_kwargs": {"enable_thinking": False}}
-    answer = client.chat.completions.create(model="", messages=SAID, extra_body=extras, metadata={"a": "b"}, store=True)
+    answer = client.chat.completions.create(
+        model="", messages=TURNS, extra_body=extras, metadata={"a": "b"}, store=True
+    )
     assert (answer.model, answer.choices[0].message.content) == (MODEL, "one two three")
 
 
 def test_headers(client: openai.OpenAI) -> None:
-    """The id of a request is the server's, or the client's own; the raw answer has all headers."""
-    answer = client.chat.completions.create(model=MODEL, messages=SAID)
+    """The request id is the server's, or the client's own; the raw response has all headers."""
+    answer = client.chat.completions.create(model=MODEL, messages=TURNS)
     assert (answer._request_id or "").startswith("req_")
-    own = client.chat.completions.create(model=MODEL, messages=SAID, extra_headers={"x-request-id": "mine-1"})
+    own = client.chat.completions.create(model=MODEL, messages=TURNS, extra_headers={"x-request-id": "mine-1"})
     assert own._request_id == "mine-1"
-    raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=SAID)
+    raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=TURNS)
     assert raw.headers["content-type"] == "application/json"
     assert "first;dur=" in raw.headers["server-timing"]
     assert raw.parse().choices[0].message.content == "one two three"
-    with client.chat.completions.with_streaming_response.create(model=MODEL, messages=SAID, stream=True) as response:
+    with client.chat.completions.with_streaming_response.create(model=MODEL, messages=TURNS, stream=True) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         assert response.headers["cache-control"] == "no-cache, no-transform"
         assert response.request_id is not None
@@ -295,11 +298,11 @@ REFUSED = [
     ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "response_format"),
     ({"tools": [ADD], "tool_choice": "required"}, 400, "unsupported_parameter", "tool_choice"),
     ({"messages": []}, 400, None, "messages"),
-    ({"messages": hear("reject-item")}, 400, "invalid_value", None),
+    ({"messages": turn("reject-item")}, 400, "invalid_value", None),
     ({"temperature": 3}, 400, None, "temperature"),
     ({"model": "nobody"}, 404, "model_not_found", "model"),
     ({"model": f"{MODEL}:quiet"}, 404, "model_not_found", "model"),
-    ({"messages": hear("poison-item")}, 500, None, None),
+    ({"messages": turn("poison-item")}, 500, None, None),
 ]
 CLASSES = {400: openai.BadRequestError, 404: openai.NotFoundError, 500: openai.InternalServerError}
 
@@ -315,22 +318,22 @@ def test_refusals(
     param: str | None,
     stream: bool,
 ) -> None:
-    """Each is the client's own exception with code, param, type, message and id, also of a stream that never began.
-    None is tried again, although this client repeats every 500 that does not forbid it."""
-    before = asked_for(server, "/v1/chat/completions")
+    """Each raises the client's own exception with code, param, type, message and id, also for a stream that never
+    began. The client retries none of them, although it retries every 500 that does not forbid it."""
+    before = count_requests(server, "/v1/chat/completions")
     with pytest.raises(CLASSES[status]) as caught:
-        client.chat.completions.create(**{"model": MODEL, "messages": SAID, "stream": stream, **fields})
+        client.chat.completions.create(**{"model": MODEL, "messages": TURNS, "stream": stream, **fields})
     error = caught.value
     assert (error.status_code, error.code, error.param) == (status, code, param)
     assert error.type == ("server_error" if status == 500 else "invalid_request_error")
     assert error.request_id is not None
     assert param is None or param in error.message or param == "model"
-    until(lambda: asked_for(server, "/v1/chat/completions") > before)
-    assert asked_for(server, "/v1/chat/completions") == before + 1
+    until(lambda: count_requests(server, "/v1/chat/completions") > before)
+    assert count_requests(server, "/v1/chat/completions") == before + 1
 
 
-def asked_for(server: Server, path: str) -> int:
-    """Requests that the access log has."""
+def count_requests(server: Server, path: str) -> int:
+    """Return the number of requests in the access log."""
     return server.log.read_text().count(f'"path":"{path}"')
 
 
@@ -345,27 +348,27 @@ def asked_for(server: Server, path: str) -> int:
         (lambda client: client.audio.speech.create(model=MODEL, input="a", voice="alloy"), 404, None),
     ],
 )  # fmt: skip
-def test_refusals_elsewhere(
+def test_refusals_on_other_routes(
     client: openai.OpenAI, call: Callable[[openai.OpenAI], Any], status: int, param: str
 ) -> None:
-    """The other routes, and one that is not there, tell theirs in the same shape."""
+    """Other routes, and unknown ones, report errors in the same shape."""
     with pytest.raises(CLASSES[status]) as caught:
         call(client)
     assert (caught.value.param, caught.value.type) == (param, "invalid_request_error")
 
 
 def test_an_error_in_mid_stream(client: openai.OpenAI) -> None:
-    """What came before it is there; then the client raises it with its words; other requests go on."""
+    """The client yields the text before the error, then raises it with its message; other requests continue."""
     chunks: list[ChatCompletionChunk] = []
     with pytest.raises(openai.APIError, match="the model failed") as caught:
-        chunks.extend(client.chat.completions.create(model=MODEL, messages=hear("one two poison-item"), stream=True))
+        chunks.extend(client.chat.completions.create(model=MODEL, messages=turn("one two poison-item"), stream=True))
     assert caught.value.type == "server_error"
     assert not isinstance(caught.value, openai.APIStatusError)
-    assert client.chat.completions.create(model=MODEL, messages=SAID).choices[0].message.content == "one two three"
+    assert client.chat.completions.create(model=MODEL, messages=TURNS).choices[0].message.content == "one two three"
 
 
 def test_an_error_in_mid_stream_of_responses(client: openai.OpenAI) -> None:
-    """There it is an event of its own."""
+    """The Responses API has an event for errors."""
     events = list(client.responses.create(model=MODEL, input="one two poison-item", stream=True))
     assert events[-1].type == "response.failed"
     assert events[-1].response.error is not None
@@ -373,25 +376,25 @@ def test_an_error_in_mid_stream_of_responses(client: openai.OpenAI) -> None:
 
 
 def test_keys(tmp_path: Path) -> None:
-    """Without the right one it is the client's AuthenticationError; with it all is well."""
+    """A wrong key raises the client's AuthenticationError; the right key succeeds."""
     with running(tmp_path, FAKE, flags=("--api-key", "secret")) as server:
         base = f"{server.base_url}/v1"
         with (
             openai.OpenAI(base_url=base, api_key="wrong") as client,
             pytest.raises(openai.AuthenticationError) as caught,
         ):
-            client.chat.completions.create(model=MODEL, messages=SAID)
+            client.chat.completions.create(model=MODEL, messages=TURNS)
         assert caught.value.code == "invalid_api_key"
         with openai.OpenAI(base_url=base, api_key="secret") as client:
-            assert client.chat.completions.create(model=MODEL, messages=SAID).choices
+            assert client.chat.completions.create(model=MODEL, messages=TURNS).choices
 
 
 async def test_the_asynchronous_client(async_client: openai.AsyncOpenAI) -> None:
-    """Many streams at once, none with a word of another's."""
+    """Many concurrent streams never mix their words."""
 
     async def one(number: int) -> str:
         stream = await async_client.chat.completions.create(
-            model=MODEL, messages=hear(f"this is {number}"), stream=True
+            model=MODEL, messages=turn(f"this is {number}"), stream=True
         )
         return text_of([chunk async for chunk in stream])
 
@@ -399,9 +402,9 @@ async def test_the_asynchronous_client(async_client: openai.AsyncOpenAI) -> None
 
 
 async def test_the_asynchronous_client_without_streams(async_client: openai.AsyncOpenAI) -> None:
-    """All three ways to generate, side by side."""
+    """Chat, completions and responses concurrently."""
     chat, text, response = await asyncio.gather(
-        async_client.chat.completions.create(model=MODEL, messages=SAID),
+        async_client.chat.completions.create(model=MODEL, messages=TURNS),
         async_client.completions.create(model=MODEL, prompt="a b"),
         async_client.responses.create(model=MODEL, input="c d"),
     )
@@ -412,25 +415,25 @@ async def test_the_asynchronous_client_without_streams(async_client: openai.Asyn
     )
 
 
-async def test_a_client_that_waits_its_turn(tmp_path: Path) -> None:
-    """Where there is no room the client's own retries, after the time that the server names, bring it through."""
+async def test_a_client_that_retries_until_a_slot_is_free(tmp_path: Path) -> None:
+    """With the server full, the client's own retries succeed after the time in `Retry-After`."""
     flags = ("--max-streams", "1", "--max-queued-streams", "0")
     with running(tmp_path, f"{FAKE}token_ms=300", flags=flags) as server:
         async with openai.AsyncOpenAI(base_url=f"{server.base_url}/v1", api_key="any", max_retries=4) as client:
-            first = await client.chat.completions.create(model=MODEL, messages=SAID, stream=True)
+            first = await client.chat.completions.create(model=MODEL, messages=TURNS, stream=True)
             with pytest.raises(openai.RateLimitError) as caught:
-                await client.with_options(max_retries=0).chat.completions.create(model=MODEL, messages=SAID)
+                await client.with_options(max_retries=0).chat.completions.create(model=MODEL, messages=TURNS)
             assert float(caught.value.response.headers["retry-after"]) >= 1
-            second = asyncio.create_task(client.chat.completions.create(model=MODEL, messages=hear("second")))
+            second = asyncio.create_task(client.chat.completions.create(model=MODEL, messages=turn("second")))
             assert text_of([chunk async for chunk in first]) == "one two three"
             assert (await second).choices[0].message.content == "second"
 
 
 async def test_a_stream_that_the_client_closes(tmp_path: Path) -> None:
-    """`close` on a stream ends the model's work, and the connection is no leak."""
+    """`close` on a stream stops the model, and the connection does not leak."""
     with running(tmp_path, f"{FAKE}token_ms=50") as server:
         async with openai.AsyncOpenAI(base_url=f"{server.base_url}/v1", api_key="any") as client:
-            stream = await client.chat.completions.create(model=MODEL, messages=hear("word " * 1000), stream=True)
+            stream = await client.chat.completions.create(model=MODEL, messages=turn("word " * 1000), stream=True)
             await anext(aiter(stream))
             await stream.close()
             until(lambda: metric(server, "shoal_cancelled_total") == 1)

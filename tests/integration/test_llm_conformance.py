@@ -58,7 +58,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "response_format": {"response_format": {"type": "json_object"}},
     "tool_choice": {"tools": [ADD], "tool_choice": "required"},
 }
-"""Of a request, by the name that a refusal has to give."""
+"""Request fields, by the name in the error's `param`."""
 
 kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
 routes = pytest.mark.parametrize("route", ROUTES)
@@ -67,14 +67,14 @@ streams = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream
 
 @pytest.fixture(scope="module")
 def stack(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with start_stack(triton, tmp_path_factory.mktemp("conformance")) as made:
-        yield made
+    with start_stack(triton, tmp_path_factory.mktemp("conformance")) as stack:
+        yield stack
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{stack.front.base_url}/v1", api_key="any", max_retries=0) as made:
-        yield made
+    async with openai.AsyncOpenAI(base_url=f"{stack.front.base_url}/v1", api_key="any", max_retries=0) as client:
+        yield client
 
 
 Client = openai.AsyncOpenAI
@@ -90,7 +90,7 @@ async def say(stack: Stack, client: Client, kind: Kind, text: str, *, route: str
 @routes
 @kinds
 async def test_the_text(stack: Stack, client: Client, kind: Kind, route: str) -> None:
-    """Streamed and not: the same text, with its reason, and the tokens of the whole prompt and of the answer."""
+    """Streamed and not: the same text and finish reason, and token counts for the whole prompt and the answer."""
     words = stack.prompt_for(kind, TEXT).words
     counted = []
     for stream in (False, True):
@@ -103,7 +103,7 @@ async def test_the_text(stack: Stack, client: Client, kind: Kind, route: str) ->
     assert answer == stack.completion_tokens(kind, TEXT) or (
         kind.script_style == "guide" and answer > len(TEXT.split())
     )
-    if kind.script_style != "guide":  # what came before it could be sent goes out together
+    if kind.script_style != "guide":  # everything before it is sent at once
         assert (completion.pieces > 5) == kind.streams
 
 
@@ -119,7 +119,7 @@ async def test_a_text_of_many_scripts(stack: Stack, client: Client, kind: Kind) 
 @streams
 @kinds
 async def test_the_length(stack: Stack, client: Client, kind: Kind, stream: bool) -> None:
-    """At most the requested tokens, counted so, whether or not the model supports a limit."""
+    """An answer has at most the requested number of tokens, whether or not the model supports a limit."""
     for route in ROUTES:
         completion = await say(stack, client, kind, TEXT, route=route, stream=stream, max_tokens=3)
         assert completion.reason == "length"
@@ -161,7 +161,7 @@ async def test_several_choices(stack: Stack, client: Client, kind: Kind, stream:
         assert completion.texts == dict.fromkeys(range(3), TEXT)
         assert completion.reasons == dict.fromkeys(range(3), "stop")
         assert completion.token_counts[0] == one.token_counts[0]
-        if kind.script_style == "guide":  # each choice is drawn on its own, and a text has many spellings
+        if kind.script_style == "guide":  # each choice is sampled separately, and a text can be tokenized in many ways
             assert completion.token_counts[1] > 3 * len(TEXT.split())
         else:
             assert completion.token_counts[1] == 3 * one.token_counts[1]
@@ -183,25 +183,25 @@ async def test_a_seed(stack: Stack, client: Client, kind: Kind) -> None:
     completion = await chat(client, kind, "some words", n=3, **fields)
     if kind.script_style != "words":
         assert len(set(completion.texts.values())) == 3
-    if kind.script_style != "guide":  # its sums depend on what else is in a step, and now and then a token on them
+    if kind.script_style != "guide":  # its sums depend on the other requests of a step, which rarely changes a token
         assert completion.texts == (await chat(client, kind, "some words", n=3, stream=True, **fields)).texts
         assert completion.texts[0] == alone
 
 
 def seed_in(text: str) -> int:
     """Return the seed that a model received, as a tensor or within vLLM's parameters."""
-    found = json.loads(text)
-    if "sampling_parameters" in found:
-        found = json.loads(found["sampling_parameters"])
-    return next(int(value) for name, value in found.items() if name.endswith("seed"))
+    parameters = json.loads(text)
+    if "sampling_parameters" in parameters:
+        parameters = json.loads(parameters["sampling_parameters"])
+    return next(int(value) for name, value in parameters.items() if name.endswith("seed"))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.script_style == "pieces" and kind.model], ids=str)
 async def test_the_prompt(client: Client, kind: Kind) -> None:
     """Text models get the rendered conversation without the first token, which their own tokenizer adds; for a
     completion they get the text itself."""
-    seen = json.loads((await chat(client, kind, "echo été 🐟")).text)
-    assert seen["text_input"] == render_chat("echo été 🐟").removeprefix("<s>")
+    inputs = json.loads((await chat(client, kind, "echo été 🐟")).text)
+    assert inputs["text_input"] == render_chat("echo été 🐟").removeprefix("<s>")
     assert json.loads((await complete(client, kind, "echo été 🐟")).text)["text_input"] == "echo été 🐟"
 
 
@@ -224,8 +224,8 @@ async def test_every_field(stack: Stack, client: Client, kind: Kind) -> None:
 async def refused(answer: Any, param: str, *, code: str | None = None) -> openai.BadRequestError:
     """Check for a 400 that names the field, and return it."""
     with pytest.raises(openai.BadRequestError) as caught:
-        found = await answer
-        pytest.fail(f"{param} was not refused: {found}")
+        completion = await answer
+        pytest.fail(f"{param} was not refused: {completion}")
     error = caught.value
     assert error.param == param, error
     assert error.type == "invalid_request_error"
@@ -285,7 +285,7 @@ async def test_an_error_before_the_first_token(
 ) -> None:
     """A status and an error body, streamed or not; the next request is answered."""
     prompt = stack.prompt_for(kind, TEXT, fails=0)
-    if kind.script_style == "guide":  # this engine fails by dying alone: see the end of this file
+    if kind.script_style == "guide":  # this engine fails only by dying: see the end of this file
         prompt.fields["structured_outputs"] = {"regex": "(unclosed"}
     with pytest.raises(openai.APIStatusError) as caught:
         await ROUTES[route](client, kind, prompt.words, stream=stream, extra_body=prompt.fields)
@@ -314,8 +314,8 @@ async def test_an_error_in_mid_stream(stack: Stack, client: Client, kind: Kind) 
     for route in ("chat/completions", "completions"):
         words = {"prompt": prompt.words} if route == "completions" else {"messages": user_message(prompt.words)}
         body = {"model": kind.name, "stream": True, **words}
-        seen = await asyncio.to_thread(streamed, stack, f"/v1/{route}", body)
-        *events, error = [line.removeprefix("data: ") for line in seen.splitlines() if line.startswith("data: ")]
+        response = await asyncio.to_thread(read_stream, stack, f"/v1/{route}", body)
+        *events, error = [line.removeprefix("data: ") for line in response.splitlines() if line.startswith("data: ")]
         choices = [choice for event in events for choice in json.loads(event)["choices"]]
         texts = [choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices]
         assert "".join(texts) == "one two"
@@ -329,14 +329,14 @@ def user_message(words: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": words}]
 
 
-def streamed(stack: Stack, path: str, body: dict[str, Any]) -> str:
+def read_stream(stack: Stack, path: str, body: dict[str, Any]) -> str:
     with ask(stack.front, path, body) as connection:
         return read_until(connection, b"0\r\n\r\n").decode()
 
 
 @kinds
 async def test_a_prompt_that_is_too_long(stack: Stack, client: Client, kind: Kind) -> None:
-    """Rejected before the model gets it if its context is known; otherwise the model rejects it."""
+    """Shoal rejects it before the model gets it if the context length is known; otherwise the model rejects it."""
     prompt = stack.prompt_for(kind, TEXT)
     for stream in (False, True):
         words = f"{TOO_LONG} {prompt.words}"
@@ -351,7 +351,7 @@ async def test_a_prompt_that_is_too_long(stack: Stack, client: Client, kind: Kin
 
 @kinds
 async def test_many_at_once(stack: Stack, client: Client, kind: Kind) -> None:
-    """Sixteen clients, half of them streaming, and each gets its own answer."""
+    """Sixteen clients, half of them streaming, each get their own answer."""
 
     async def one(number: int) -> None:
         text = f"this is number {number} of {16 * number}"

@@ -1,4 +1,4 @@
-"""A real server while it generates: clients that leave, clients that read slowly, long silence, and SIGTERM."""
+"""A real server during generation: disconnects, slow readers, long silence, and SIGTERM."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.integration.llm_kit import (
     FAKE,
     MODEL,
     ask,
+    encode_request,
     metric,
     read_until,
     running,
@@ -27,7 +28,6 @@ from tests.integration.llm_kit import (
     until,
     upstream_of,
     user_messages,
-    written,
 )
 from tests.integration.server_kit import PATIENCE_S, Server
 
@@ -50,9 +50,9 @@ def cancelled(server: Server) -> float:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("phase", ["queued", "silent", "streaming"])
-def test_clients_that_leave(tmp_path: Path, phase: str, stream: bool) -> None:
-    """Whether it waits for a place, for the first token or for more of them: its client's end is its own end, soon;
-    it is counted once, and its place is free for the next."""
+def test_clients_that_disconnect(tmp_path: Path, phase: str, stream: bool) -> None:
+    """A request that waits for a slot, for the first token or for more tokens ends soon after its client disconnects;
+    it is counted once, and its slot is free for the next one."""
     pace = NEVER_MS if phase == "silent" else 20
     with running(tmp_path, f"{FAKE}token_ms={pace}", flags=("--max-streams", "1")) as server, ExitStack() as stack:
         others = 0
@@ -65,12 +65,12 @@ def test_clients_that_leave(tmp_path: Path, phase: str, stream: bool) -> None:
         if phase == "streaming" and stream:
             read_until(leaving, b'" word"')
         elif phase == "streaming":
-            time.sleep(0.2)  # ten tokens or so; nothing of them shows
+            time.sleep(0.2)  # ten tokens or so, none of them visible
         assert cancelled(server) == 0
         leaving.close()
         until(lambda: cancelled(server) == 1)
         assert in_flight(server) == others
-        if phase == "queued":  # nobody else was harmed
+        if phase == "queued":  # the other requests are not affected
             read_until(holder, b'" word"')
             holder.close()
         if phase != "silent":
@@ -84,7 +84,7 @@ async def _silent(exchange: Exchange) -> None:
 
 
 async def _halfway(exchange: Exchange) -> None:
-    """The beginning of an answer, of the kind that was asked for."""
+    """Read the beginning of an answer, streamed or not."""
     if exchange.request.json.get("stream"):
         await exchange.head(content_type="text/event-stream")
         await exchange.piece(event({"model": "up/model", "choices": [{"index": 0, "delta": {"content": " word"}}]}))
@@ -96,14 +96,14 @@ async def _halfway(exchange: Exchange) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("phase", ["queued", "silent", "streaming"])
-async def test_clients_that_leave_a_server_behind_this_one(tmp_path: Path, phase: str, stream: bool) -> None:
-    """That server's connection is closed as soon; what waited for its turn was never sent there."""
+async def test_disconnects_reach_the_upstream(tmp_path: Path, phase: str, stream: bool) -> None:
+    """The connection to the upstream closes soon as well; requests still queued were never sent there."""
     async with FakeUpstream() as upstream:
         upstream.on("/chat/completions", answer({"error": {"message": "no messages"}}, 400))
         address = f"{MODEL}=openai+{upstream.base}#up/model"
         async with running_beside(tmp_path, address, flags=("--max-streams", "1")) as server:
             upstream.on("/chat/completions", _silent if phase == "silent" else _halfway)
-            before = _asked(upstream)
+            before = _count_chats(upstream)
             if phase == "queued":
                 _, holder = await _open(server, body())
                 request = await upstream.request(before + 1)
@@ -126,22 +126,22 @@ async def test_clients_that_leave_a_server_behind_this_one(tmp_path: Path, phase
                 holder.close()
                 async with asyncio.timeout(PATIENCE_S):
                     await request.disconnected.wait()
-            assert _asked(upstream) == before + 1
+            assert _count_chats(upstream) == before + 1
 
 
-def _asked(upstream: FakeUpstream) -> int:
+def _count_chats(upstream: FakeUpstream) -> int:
     return sum(request.path.endswith("/chat/completions") for request in upstream.requests)
 
 
 async def _open(server: Server, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(written(CHAT, body))
+    writer.write(encode_request(CHAT, body))
     await writer.drain()
     return reader, writer
 
 
 def test_cancelling_goes_through_two_servers(tmp_path: Path) -> None:
-    """A client of Shoal in front of Shoal: the one at the very end knows as soon."""
+    """With Shoal in front of Shoal, the last server sees the disconnect soon as well."""
     with ExitStack() as stack:
         behind = stack.enter_context(running(tmp_path, f"{FAKE}token_ms=20"))
         front = stack.enter_context(running(tmp_path, f"far={upstream_of(behind)}"))
@@ -152,8 +152,8 @@ def test_cancelling_goes_through_two_servers(tmp_path: Path) -> None:
         assert in_flight(behind) == in_flight(front) == 0
 
 
-def test_many_that_leave_at_once(tmp_path: Path) -> None:
-    """Two hundred streams and those that wait behind them: all are gone soon, and the server is as new."""
+def test_many_disconnects_at_once(tmp_path: Path) -> None:
+    """Two hundred streams and those queued behind them: all end soon, and the server is idle again."""
     with running(tmp_path, f"{FAKE}token_ms=20", flags=("--max-streams", "50")) as server:
         callers = [ask(server, CHAT, body()) for _ in range(200)]
         until(lambda: in_flight(server) == 200)
@@ -165,7 +165,7 @@ def test_many_that_leave_at_once(tmp_path: Path) -> None:
 
 
 def test_streams_in_flight_survive_sigterm(tmp_path: Path) -> None:
-    """SIGTERM: they run to their own end, streamed or not, nobody new is let in, and the exit code is 0."""
+    """Requests in flight run to completion, streamed or not, new ones are rejected, and the exit code is 0."""
     text = " ".join(f"w{number}" for number in range(40))
     with running(tmp_path, f"{FAKE}token_ms=40") as server, ThreadPoolExecutor() as pool:
         whole = pool.submit(server.request, "POST", CHAT, body(text, stream=False))
@@ -191,8 +191,7 @@ def test_streams_in_flight_survive_sigterm(tmp_path: Path) -> None:
 
 
 def test_the_drain_is_bounded(tmp_path: Path) -> None:
-    """A stream that would go on for long ends with the drain, and not as if it were whole; the process ends by
-    itself."""
+    """A long stream is cut off when the drain ends, and not as if it were complete; the process exits by itself."""
     flags = ("--drain-timeout-s", "0.5")
     with running(tmp_path, f"{FAKE}token_ms=50", flags=flags) as server, ask(server, CHAT, body()) as stream:
         read_until(stream, b'" word"')
@@ -208,17 +207,18 @@ def test_the_drain_is_bounded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("behind", [False, True])
 def test_heartbeats(tmp_path: Path, behind: bool) -> None:
-    """A silent stream says that it lives, from before its first token, between whole events; clients do not see it."""
+    """A silent stream sends heartbeats, from before its first token, between complete events; clients do not see
+    them."""
     with ExitStack() as stack:
         flags = ("--heartbeat-s", "0.1")
         server = stack.enter_context(running(tmp_path, f"{FAKE}token_ms=500", flags=() if behind else flags))
         if behind:
             server = stack.enter_context(running(tmp_path, f"{MODEL}={upstream_of(server)}", flags=flags))
         with ask(server, CHAT, body("one two")) as connection:
-            seen = read_until(connection, b"data: [DONE]\n\n")
-        _, _, events = seen.partition(b"\r\n\r\n")
+            received = read_until(connection, b"data: [DONE]\n\n")
+        _, _, events = received.partition(b"\r\n\r\n")
         assert events.partition(b"\r\n")[2].startswith(b": ping\n\n")
-        assert 3 <= seen.count(b": ping\n\n") <= 20
+        assert 3 <= received.count(b": ping\n\n") <= 20
         with ask(server, RESPONSES, {"model": MODEL, "input": "one", "stream": True}) as connection:
             assert b": ping\n\n" in read_until(connection, b"response.completed")
         with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="any") as client:
@@ -228,7 +228,7 @@ def test_heartbeats(tmp_path: Path, behind: bool) -> None:
 
 
 def test_a_failure_after_a_heartbeat(tmp_path: Path) -> None:
-    """The status is out by then, so the client is told in the stream."""
+    """The status is already sent, so the stream carries the error."""
     with (
         running(tmp_path, f"{FAKE}token_ms=300", flags=("--heartbeat-s", "0.1")) as server,
         openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="any") as client,
@@ -240,7 +240,7 @@ def test_a_failure_after_a_heartbeat(tmp_path: Path) -> None:
 
 
 def memory(server: Server) -> int:
-    """Bytes that the process holds in memory."""
+    """Resident memory of the process, in bytes."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0]) * 1024
 
@@ -248,15 +248,15 @@ def memory(server: Server) -> int:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to see the memory of a process")
 @pytest.mark.parametrize("behind", [False, True])
 def test_slow_readers(tmp_path: Path, behind: bool) -> None:
-    """Who reads nothing has the model wait, and fills no memory, here or in the server behind; others are served
-    meanwhile; and when it reads at last it gets all of it."""
+    """A client that does not read pauses the model and fills no memory, here or in the upstream; other clients are
+    served meanwhile, and once it reads it gets the complete answer."""
     word, count = "x" * 20_000, 5000  # 100 MB
     with ExitStack() as stack:
         servers = [stack.enter_context(running(tmp_path, FAKE))]
         if behind:
             servers.append(stack.enter_context(running(tmp_path, f"{MODEL}={upstream_of(servers[0])}")))
         front = servers[-1]
-        for server in servers:  # what the first large request loads or reserves is no buffer of this stream
+        for server in servers:  # memory that the first large request loads or reserves is no buffer of this stream
             server.request("POST", CHAT, body(word, stream=False, min_tokens=100, max_tokens=100))
         before = [memory(server) for server in servers]
         connection = stack.enter_context(ask(front, CHAT, body(word, min_tokens=count, max_tokens=count)))
@@ -277,7 +277,7 @@ def test_slow_readers(tmp_path: Path, behind: bool) -> None:
 
 
 def quiet(value: Callable[[], float]) -> None:
-    """Return when a value has hardly changed for a second."""
+    """Return once a value has hardly changed for a second."""
     last = value()
     while True:
         time.sleep(1)

@@ -1,5 +1,5 @@
-"""Shoal in front of Shoal, and in front of a server that tells all: what passes through, and what becomes of clients
-when the server behind dies. All are processes of their own."""
+"""Shoal in front of Shoal, and in front of a server that records its requests: what passes through, and the errors that
+clients get when the upstream dies. All run in their own processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ADD: Any = {"type": "function", "function": {"name": "add", "parameters": {"type
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """(the one that clients see, the one with the model)."""
+    """(front server for clients, server with the model)."""
     folder = tmp_path_factory.mktemp("pair")
     with ExitStack() as stack:
         behind = stack.enter_context(running(folder, FAKE, flags=("--tool-call-parser", "hermes")))
@@ -58,12 +58,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Ser
 
 @pytest.fixture
 def client(pair: tuple[Server, Server]) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{pair[0].base_url}/v1", api_key="any", max_retries=0) as made:
-        yield made
+    with openai.OpenAI(base_url=f"{pair[0].base_url}/v1", api_key="any", max_retries=0) as client:
+        yield client
 
 
 def test_everything_passes_through(client: openai.OpenAI) -> None:
-    """Each way to ask, streamed and not, under the name that is served here."""
+    """Every generation API, streamed and not, under the name served here."""
     messages: Any = user_messages("one two three")
     chat = client.chat.completions.create(model=FAR, messages=messages, n=2, stop="three")
     assert [choice.message.content for choice in chat.choices] == ["one two "] * 2
@@ -85,8 +85,8 @@ def test_everything_passes_through(client: openai.OpenAI) -> None:
     assert next(iter(client.models.list())).id == FAR
 
 
-def settled(body: bytes) -> str:
-    """With every id, time and duration replaced by what it is."""
+def mask_ids_and_times(body: bytes) -> str:
+    """Replace every id, time and duration by its kind."""
     text = re.sub(r"(chatcmpl-|cmpl-|resp_|msg_|rs_|fc_|call_)[0-9a-f]{24,32}", r"\1ID", body.decode())
     text = re.sub(r'("(?:created|created_at|completed_at)"):\d+', r"\1:TIME", text)
     return re.sub(r'("\w+_(?:ms|per_second)"):[-0-9.e]+', r"\1:MS", text)
@@ -95,17 +95,17 @@ def settled(body: bytes) -> str:
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("path", BODIES)
 def test_bytes_stay_as_they_are(pair: tuple[Server, Server], path: str, streams: bool) -> None:
-    """Answers and events are the server's own, byte for byte, but for the model's name at its place; words that look
-    like that place are left alone."""
+    """Answers and events are the upstream's, byte for byte, except for the model's name in its field; text that looks
+    like that field is unchanged."""
     front, behind = pair
     body = {**BODIES[path], "stream": streams}
     if streams and path == CHAT:
         body["stream_options"] = {"include_usage": True}
-    status, headers, seen = front.request("POST", path, {"model": FAR, **body})
-    _, own, made = behind.request("POST", path, {"model": MODEL, **body})
+    status, headers, content = front.request("POST", path, {"model": FAR, **body})
+    _, own, expected = behind.request("POST", path, {"model": MODEL, **body})
     assert (status, headers["content-type"]) == (200, own["content-type"])
-    assert f'"model":"{FAR}"'.encode() in seen
-    assert settled(seen).replace(f'"model":"{FAR}"', f'"model":"{MODEL}"') == settled(made)
+    assert f'"model":"{FAR}"'.encode() in content
+    assert mask_ids_and_times(content).replace(f'"model":"{FAR}"', f'"model":"{MODEL}"') == mask_ids_and_times(expected)
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -118,12 +118,12 @@ def test_bytes_stay_as_they_are(pair: tuple[Server, Server], path: str, streams:
     ],
 )
 def test_refusals_stay_as_they_are(pair: tuple[Server, Server], fields: dict[str, Any], streams: bool) -> None:
-    """Status and body of what the server refuses; also of a stream that never began."""
+    """Status and body of the upstream's errors are unchanged, also for a stream that never began."""
     front, behind = pair
-    status, headers, seen = front.request("POST", CHAT, {"model": FAR, "stream": streams, **fields})
+    status, headers, content = front.request("POST", CHAT, {"model": FAR, "stream": streams, **fields})
     own_status, _, own = behind.request("POST", CHAT, {"model": MODEL, "stream": streams, **fields})
     assert status == own_status >= 400
-    assert (headers["content-type"], seen) == ("application/json", own)
+    assert (headers["content-type"], content) == ("application/json", own)
 
 
 EXACT = {
@@ -143,33 +143,33 @@ EVENTS = [
 ]
 
 
-async def test_fields_that_nobody_knows(tmp_path: Path) -> None:
-    """Every value reaches the server with the bytes that the client wrote, and its events come back with theirs."""
+async def test_unknown_fields_pass_through(tmp_path: Path) -> None:
+    """Every value reaches the server with the bytes that the client wrote; its events return unchanged as well."""
     async with FakeUpstream() as upstream:
         upstream.on("/chat/completions", answer({"error": {"message": "no messages"}}, 400))
         async with running_beside(tmp_path, f"{FAR}=openai+{upstream.base}#up/model") as front:
             upstream.on("/chat/completions", stream(b": ping\n\n", *EVENTS, DONE))
             fields = ",".join(f'"{name}":{value}' for name, value in EXACT.items())
             body = f'{{"model":"{FAR}",{fields}}}'.encode()
-            seen = await asyncio.to_thread(streamed, front, body)
+            content = await asyncio.to_thread(read_stream, front, body)
             received = await upstream.request(2)
             assert received.json["model"] == "up/model"
             for name, value in EXACT.items():
                 assert f'"{name}":{value}'.encode() in received.body, received.body
             assert len(received.json) == len(EXACT) + 1
     for each in EVENTS:
-        assert each.replace(b'"up/model"', b'"far"') in seen, seen
+        assert each.replace(b'"up/model"', b'"far"') in content, content
 
 
-def streamed(server: Server, body: bytes) -> bytes:
-    """All that comes back to a request for a stream."""
+def read_stream(server: Server, body: bytes) -> bytes:
+    """Return the complete response to a streaming request."""
     with ask(server, CHAT, body) as connection:
         return read_until(connection, b"0\r\n\r\n")
 
 
 def test_a_server_that_dies_in_mid_stream(tmp_path: Path) -> None:
-    """Killed with no time for a word: the client is told in the stream, which ends without [DONE]; the next ones
-    are refused, soon with readiness; the lists go on; and once the server is back, so is the model."""
+    """After a SIGKILL, the stream carries an error and ends without [DONE]; the next requests fail, soon by readiness;
+    model lists keep working; and once the server is back, so is the model."""
     with ExitStack() as stack:
         behind = stack.enter_context(running(tmp_path, f"{FAKE}token_ms=30"))
         front = stack.enter_context(running(tmp_path, f"{FAR}={upstream_of(behind)}"))
@@ -185,28 +185,28 @@ def test_a_server_that_dies_in_mid_stream(tmp_path: Path) -> None:
         assert (status, headers["content-type"]) == (502, "application/json")
         assert set(json.loads(refused)["error"]) == {"message", "type", "param", "code"}
         until(lambda: not front.ready())
-        assert listed(front) == [FAR]
+        assert list_models(front) == [FAR]
         stack.enter_context(running(tmp_path, FAKE, port=behind.port))
         until(front.ready)
         assert front.request("POST", CHAT, {"model": FAR, "messages": user_messages("a")})[0] == 200
 
 
-def listed(server: Server) -> list[str]:
+def list_models(server: Server) -> list[str]:
     status, _, body = server.request("GET", "/v1/models")
     assert status == 200
     return [entry["id"] for entry in json.loads(body)["data"]]
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
-    """Shoal starts all the same, says that it is not ready, lists the model, and refuses at once with what it waits
-    for; it serves as soon as the server comes."""
+    """Shoal starts, reports that it is not ready, lists the model, and rejects requests at once with the reason; it
+    serves as soon as the server is up."""
     port = free_port()
     with ExitStack() as stack:
         address = f"openai+http://127.0.0.1:{port}/v1#{MODEL}"
         front = stack.enter_context(running(tmp_path, f"{FAR}={address}", wait=False))
         assert front.request("GET", "/health/ready")[0] == 503
         assert front.request("GET", "/health/live")[0] == 200
-        assert listed(front) == [FAR]
+        assert list_models(front) == [FAR]
         for streams in (False, True):
             body = {"model": FAR, "messages": user_messages("a"), "stream": streams}
             status, headers, refused = front.request("POST", CHAT, body)
@@ -219,8 +219,8 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
         assert front.request("POST", CHAT, {"model": FAR, "messages": user_messages("a")})[0] == 200
 
 
-def test_a_server_that_accepts_nobody(tmp_path: Path) -> None:
-    """Where the port takes no connection, as behind a firewall, the answer comes after the time to connect."""
+def test_a_server_that_accepts_no_connection(tmp_path: Path) -> None:
+    """If the port accepts no connection, as behind a firewall, the error comes after the connect timeout."""
     with ExitStack() as stack:
         behind = stack.enter_context(running(tmp_path, FAKE))
         flags = ("--connect-timeout-s", "0.5")
@@ -232,7 +232,7 @@ def test_a_server_that_accepts_nobody(tmp_path: Path) -> None:
         until(lambda: not takes_connections(behind.port))
         status, headers, _ = front.request("POST", CHAT, {"model": FAR, "messages": user_messages("a")})
         assert (status, headers["content-type"]) == (502, "application/json")
-        assert listed(front) == [FAR]
+        assert list_models(front) == [FAR]
 
 
 def takes_connections(port: int) -> bool:
@@ -244,7 +244,7 @@ def takes_connections(port: int) -> bool:
 
 
 def test_one_of_two_servers_dies_under_load(tmp_path: Path) -> None:
-    """Of requests without a stream only those fail that the dead server was computing; none that came later does."""
+    """Only non-streaming requests that the dead server was computing fail; no later one does."""
     callers = 8
     with ExitStack() as stack:
         doomed, other = (stack.enter_context(running(tmp_path / name, f"{FAKE}token_ms=5")) for name in "ab")
@@ -278,13 +278,13 @@ def test_one_of_two_servers_dies_under_load(tmp_path: Path) -> None:
 
 
 def test_one_of_two_servers_is_found_dead(tmp_path: Path) -> None:
-    """Nobody has noticed yet: whoever would have gone there is answered by the other one, streamed or not."""
+    """Before the failure is detected, the other server answers requests routed to the dead one, streamed or not."""
     with ExitStack() as stack:
         doomed, other = (stack.enter_context(running(tmp_path / name, FAKE)) for name in "ab")
         front = stack.enter_context(running(tmp_path, f"{FAR}={upstream_of(doomed)},{upstream_of(other)}"))
         body = {"model": FAR, "messages": user_messages("one two")}
-        for server in (doomed, other):  # both take their turns, and connections to both are kept
-            until(partial(served, front, server, body))
+        for server in (doomed, other):  # both are used in turn, and connections to both stay open
+            until(partial(send_and_check, front, server, body))
         doomed.process.kill()
         doomed.process.wait()
         for number in range(6):
@@ -293,7 +293,7 @@ def test_one_of_two_servers_is_found_dead(tmp_path: Path) -> None:
             assert b'"error"' not in answer_to_it
 
 
-def served(front: Server, server: Server, body: dict[str, Any]) -> bool:
-    """Ask once; whether that server has answered any."""
+def send_and_check(front: Server, server: Server, body: dict[str, Any]) -> bool:
+    """Send one request; return whether that server has answered any."""
     assert front.request("POST", CHAT, body)[0] == 200
     return metric(server, "shoal_requests_total", task="generate", outcome="ok") >= 1

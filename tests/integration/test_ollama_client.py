@@ -1,4 +1,4 @@
-"""Ollama's own Python client against `shoal serve --as ollama`, over a model that repeats what it hears."""
+"""Ollama's own Python client against `shoal serve --as ollama`, with a model that repeats its input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.integration.server_kit import Server, ShoalServer, wait_until
 
 MODEL = "talker"
 ANSWER = "three little words"
-SAID = [{"role": "user", "content": ANSWER}]
+MESSAGES = [{"role": "user", "content": ANSWER}]
 PULLED = "small"
 
 pytestmark = pytest.mark.timeout(60)
@@ -29,41 +29,41 @@ def server(shoal_server: ShoalServer, tmp_path: Path) -> Server:
 
 @pytest.fixture
 def client(server: Server) -> Iterator[ollama.Client]:
-    with ollama.Client(server.base_url) as made:
-        yield made
+    with ollama.Client(server.base_url) as client:
+        yield client
 
 
 def test_a_chat_in_one_piece(client: ollama.Client) -> None:
-    """The client finds all that it reads: text, counts, times."""
-    found = client.chat(MODEL, messages=SAID)
-    assert found.message.content == ANSWER
-    assert (found.model, found.message.role, found.done, found.done_reason) == (MODEL, "assistant", True, "stop")
-    assert (found.eval_count, found.prompt_eval_count) == (3, 3)
-    assert found.total_duration is not None
-    assert found.eval_duration is not None
-    assert found.total_duration >= found.eval_duration > 0
-    assert found.created_at is not None
-    assert abs((datetime.fromisoformat(found.created_at) - datetime.now(UTC)).total_seconds()) < 60
+    """The client finds all fields that it reads: text, counts, times."""
+    reply = client.chat(MODEL, messages=MESSAGES)
+    assert reply.message.content == ANSWER
+    assert (reply.model, reply.message.role, reply.done, reply.done_reason) == (MODEL, "assistant", True, "stop")
+    assert (reply.eval_count, reply.prompt_eval_count) == (3, 3)
+    assert reply.total_duration is not None
+    assert reply.eval_duration is not None
+    assert reply.total_duration >= reply.eval_duration > 0
+    assert reply.created_at is not None
+    assert abs((datetime.fromisoformat(reply.created_at) - datetime.now(UTC)).total_seconds()) < 60
 
 
 def test_a_chat_as_a_stream(client: ollama.Client) -> None:
-    """Pieces as they come, the counts on the last."""
-    pieces = list(client.chat(f"{MODEL}:latest", messages=SAID, stream=True))
+    """Chunks as they come, the counts on the last one."""
+    pieces = list(client.chat(f"{MODEL}:latest", messages=MESSAGES, stream=True))
     assert "".join(piece.message.content or "" for piece in pieces) == ANSWER
     assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert pieces[-1].eval_count == 3
 
 
 async def test_the_asynchronous_client(server: Server) -> None:
-    """Several at a time."""
+    """Several concurrent chats."""
     async with ollama.AsyncClient(server.base_url) as client:
-        pieces = [piece async for piece in await client.chat(MODEL, messages=SAID, stream=True)]
+        pieces = [piece async for piece in await client.chat(MODEL, messages=MESSAGES, stream=True)]
         assert "".join(piece.message.content or "" for piece in pieces) == ANSWER
         assert (await client.generate(MODEL, "one")).response == "one"
 
 
 def test_prompts(client: ollama.Client) -> None:
-    """Rendered or raw, cut by num_predict, and with log probabilities."""
+    """Rendered or raw, limited by num_predict, and with log probabilities."""
     assert client.generate(MODEL, ANSWER).response == ANSWER
     assert client.generate(MODEL, ANSWER, raw=True, system="").response == ANSWER
     cut = client.generate(MODEL, ANSWER, options={"num_predict": 2, "temperature": 0, "num_ctx": 4096})
@@ -75,7 +75,7 @@ def test_prompts(client: ollama.Client) -> None:
 
 
 def test_adapters(client: ollama.Client) -> None:
-    """Listed beside their model, and asked by the same name."""
+    """An adapter is listed beside its model, and called by the same name."""
     assert {each.model for each in client.list().models} == {f"{MODEL}:latest", f"{MODEL}:loud"}
     assert client.generate(f"{MODEL}:loud", ANSWER).response == ANSWER.upper()
 
@@ -90,7 +90,7 @@ def weather(city: str) -> str:
 
 
 def test_tools(client: ollama.Client) -> None:
-    """A call comes with its arguments as an object, and its result goes back."""
+    """A call has its arguments as an object, and its result is sent back."""
     call = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
     messages = [{"role": "user", "content": call}]
     for message in (
@@ -101,34 +101,34 @@ def test_tools(client: ollama.Client) -> None:
             if p.message.tool_calls
         ),
     ):
-        (found,) = message.tool_calls or []
-        assert (found.function.name, found.function.arguments) == ("weather", {"city": "Oslo"})
+        (tool_call,) = message.tool_calls or []
+        assert (tool_call.function.name, tool_call.function.arguments) == ("weather", {"city": "Oslo"})
     result = {"role": "tool", "content": weather("Oslo"), "tool_name": "weather"}
     assert client.chat(MODEL, messages=[*messages, message, result], tools=[weather]).message.content == "rain in Oslo"
 
 
 def test_thinking(client: ollama.Client) -> None:
-    """Apart from the answer, and left out when it is not wanted."""
+    """Reasoning is a separate field, and left out when not requested."""
     thought = [{"role": "user", "content": "<think>let me see</think> forty two"}]
-    found = client.chat(MODEL, messages=thought, think=True)
-    assert (found.message.thinking or "").strip() == "let me see"
-    assert (found.message.content or "").strip() == "forty two"
+    reply = client.chat(MODEL, messages=thought, think=True)
+    assert (reply.message.thinking or "").strip() == "let me see"
+    assert (reply.message.content or "").strip() == "forty two"
     assert client.chat(MODEL, messages=thought, think=False).message.thinking is None
 
 
 def test_embeddings(client: ollama.Client) -> None:
-    """Of unit length, in order, the same alone."""
-    found = client.embed(MODEL, ["one fish", "two fish"])
-    vectors = np.array(found.embeddings)
+    """Vectors of unit length, in order, equal to those of single requests."""
+    reply = client.embed(MODEL, ["one fish", "two fish"])
+    vectors = np.array(reply.embeddings)
     assert vectors.shape == (2, 32)
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
     assert np.allclose(client.embed(MODEL, "two fish").embeddings, vectors[1:], atol=1e-6)
-    assert found.prompt_eval_count == 4
+    assert reply.prompt_eval_count == 4
     assert len(client.embeddings(MODEL, "one fish").embedding) == 32
 
 
 def test_lists(client: ollama.Client) -> None:
-    """What is there, what is loaded, and what is known of it."""
+    """Available models, loaded models, and details of one."""
     first = client.list().models[0]
     assert (first.model, len(first.digest or "")) == (f"{MODEL}:latest", 64)
     assert {each.model for each in client.ps().models} == {f"{MODEL}:latest"}
@@ -139,7 +139,7 @@ def test_lists(client: ollama.Client) -> None:
 
 
 def test_a_model_that_is_not_there_is_pulled(client: ollama.Client) -> None:
-    """As programs do it: 404, pull, ask again, delete."""
+    """As programs do it: 404, pull, chat again, delete."""
     with pytest.raises(ollama.ResponseError, match=r"model 'small' not found") as caught:
         client.embed(PULLED, "one fish")
     assert caught.value.status_code == 404
@@ -150,7 +150,7 @@ def test_a_model_that_is_not_there_is_pulled(client: ollama.Client) -> None:
 
 
 def test_loading_and_unloading(client: ollama.Client, server: Server) -> None:
-    """By requests without anything to answer."""
+    """Requests without a prompt load and unload."""
     assert client.generate(MODEL, keep_alive="10m").done_reason == "load"
     assert client.chat(MODEL, messages=[], keep_alive=0).done_reason == "unload"
     assert client.generate(MODEL, "still there").response == "still there"
@@ -158,7 +158,7 @@ def test_loading_and_unloading(client: ollama.Client, server: Server) -> None:
 
 
 def test_errors(client: ollama.Client) -> None:
-    """The client raises its own error, with the message; in mid-stream, too."""
+    """The client raises its own error, with the message, also in mid-stream."""
     with pytest.raises(ollama.ResponseError, match="not supported") as caught:
         client.generate(MODEL, "a", suffix="b")
     assert caught.value.status_code == 400
@@ -168,12 +168,12 @@ def test_errors(client: ollama.Client) -> None:
         client.copy(MODEL, "mine")
     pieces = client.generate(MODEL, "one poison-item", stream=True)
     assert next(iter(pieces)).response == "one"
-    with pytest.raises(ollama.ResponseError, match="does not say why"):
+    with pytest.raises(ollama.ResponseError, match="without a reason"):
         list(pieces)
 
 
 def test_a_client_that_leaves(client: ollama.Client, server: Server) -> None:
-    """Its words are not made to the end: the server has no stream left soon after."""
+    """Generation stops: the server has no stream left soon after."""
     pieces = client.generate(MODEL, "a " * 100_000, stream=True)
     next(iter(pieces))
     pieces.close()  # type: ignore[attr-defined]  # a generator, whatever its annotation says

@@ -1,4 +1,4 @@
-"""OpenAI's own client against a server of its own, whose model repeats what it hears."""
+"""OpenAI's own client against its own server, whose model repeats its input."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def server(shared_server: ShoalServer) -> Server:
 
 @pytest.fixture
 def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 def test_chat(client: openai.OpenAI) -> None:
-    """Whole and streamed say the same, with usage, logprobs and several choices."""
+    """Complete and streamed answers agree, with usage, logprobs and several choices."""
     whole = client.chat.completions.create(model="fake", messages=[MESSAGE], n=2, logprobs=True, top_logprobs=2)
     assert [choice.message.content for choice in whole.choices] == ["one two three"] * 2
     assert {choice.finish_reason for choice in whole.choices} == {"stop"}
@@ -63,7 +63,7 @@ def test_chat(client: openai.OpenAI) -> None:
 
 
 def test_length_and_stop(client: openai.OpenAI) -> None:
-    """An answer ends where it may not be longer, or at a stop text, and says so."""
+    """An answer ends at the length limit or at a stop text, with the matching finish reason."""
     cut = client.chat.completions.create(model="fake", messages=[MESSAGE], max_completion_tokens=2)
     assert (cut.choices[0].message.content, cut.choices[0].finish_reason) == ("one two", "length")
     stopped = client.chat.completions.create(model="fake", messages=[MESSAGE], stop=[" th"])
@@ -71,7 +71,7 @@ def test_length_and_stop(client: openai.OpenAI) -> None:
 
 
 def test_tools(client: openai.OpenAI) -> None:
-    """A call that the model writes is a call for the client, whole and from its fragments."""
+    """A call that the model writes becomes a tool call, complete and joined from its fragments."""
     request: Any = {"role": "user", "content": CALL}
     whole = client.chat.completions.create(model="fake", messages=[request], tools=[ADD])
     (call,) = whole.choices[0].message.tool_calls or []
@@ -101,7 +101,7 @@ def test_completions(client: openai.OpenAI) -> None:
 
 
 def test_responses(client: openai.OpenAI) -> None:
-    """Texts and calls, whole and through the client's own assembly of the typed events."""
+    """Texts and calls, complete and accumulated by the client from the typed events."""
     whole = client.responses.create(model="fake", input="one two")
     assert (whole.output_text, whole.status) == ("one two", "completed")
     assert whole.usage is not None
@@ -121,7 +121,7 @@ def test_responses(client: openai.OpenAI) -> None:
 
 
 def test_errors(client: openai.OpenAI) -> None:
-    """Each is the client's own exception, before the stream and in the middle of it; the server goes on."""
+    """Each raises the client's own exception, before the stream and in the middle of it; the server keeps serving."""
     with pytest.raises(openai.NotFoundError) as unknown:
         client.chat.completions.create(model="nobody", messages=[MESSAGE])
     assert unknown.value.code == "model_not_found"
@@ -139,7 +139,7 @@ def test_errors(client: openai.OpenAI) -> None:
 
 
 def test_leaving_in_mid_stream(client: openai.OpenAI, server: Server) -> None:
-    """The model's work ends with its reader: nothing stays in flight, and the client is counted as one that left."""
+    """Generation stops with its reader: nothing stays in flight, and the disconnect is counted."""
     long: Any = {"role": "user", "content": "word " * 2000}
     stream = client.chat.completions.create(model="fake", messages=[long], stream=True)
     next(iter(stream))
@@ -151,7 +151,7 @@ def test_leaving_in_mid_stream(client: openai.OpenAI, server: Server) -> None:
 
 
 def test_heartbeats(shoal_server: ShoalServer) -> None:
-    """A model that is slow to begin does not leave proxies without a sign of life; clients pass over it."""
+    """A model with a slow first token sends heartbeats for proxies; clients skip them."""
     server = shoal_server(["fake:token_ms=600"], "--heartbeat-s", "0.2")
     body = {"messages": [{"role": "user", "content": "one"}], "stream": True}
     status, headers, raw = server.request("POST", "/v1/chat/completions", body)

@@ -1,5 +1,5 @@
-"""`shoal serve --as auto-batching-proxy` in the place of the original: the curl lines of its README and its scripts,
-word for word, against a text-embeddings-inference server of the tests."""
+"""`shoal serve --as auto-batching-proxy` as a drop-in for the original: the curl lines of its README and its scripts,
+verbatim, against a fake text-embeddings-inference server."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def upstream() -> AsyncIterator[FakeTei]:
 
 
 class Shell:
-    """Runs the original's lines, whose ports lead to those of the test."""
+    """Runs the original's command lines, with their ports mapped to those of the test."""
 
     def __init__(self, folder: Path, server: Server, upstream: FakeTei) -> None:
         places = ((3000, server.port), (8080, upstream.port))
@@ -67,16 +67,16 @@ class Shell:
         self._environ = {**os.environ, "CURL_HOME": str(folder)}
 
     async def run(self, script: str) -> str:
-        found = await asyncio.to_thread(
+        result = await asyncio.to_thread(
             subprocess.run, ["bash", "-c", script], env=self._environ, capture_output=True, text=True, timeout=30
         )
-        assert found.returncode == 0, found.stderr
-        return str(found.stdout)
+        assert result.returncode == 0, result.stderr
+        return str(result.stdout)
 
 
 @pytest.fixture
 async def server(shoal_server: ShoalServer, upstream: FakeTei) -> Server:
-    """With the original's defaults, but for its port and that of its upstream, and with batch facts."""
+    """A server with the original's defaults except for its port and its upstream's, and with batch facts."""
     flags = ("--inference-url", f"{upstream.base}/embed", "--include-batch-info", "true")
     started: Server = await asyncio.to_thread(shoal_server, [], "--as", "auto-batching-proxy", *flags)
     upstream.calls.clear()
@@ -91,7 +91,7 @@ def shell(tmp_path: Path, server: Server, upstream: FakeTei) -> Shell:
 
 
 def check(answer: dict[str, Any], *texts: str) -> None:
-    """The vectors that the server behind it gives for these texts."""
+    """The upstream's vectors for these texts."""
     assert np.allclose(answer["embeddings"], [dense_of(text) for text in texts], atol=1e-6)
 
 
@@ -104,7 +104,7 @@ async def test_the_readme_s_lines(shell: Shell) -> None:
 
 
 async def test_its_sequential_script(shell: Shell) -> None:
-    """One after the other, each waits its own time and is a batch of its own."""
+    """Sequential requests each wait their own time and form their own batch."""
     decoder, rest, answers = json.JSONDecoder(), await shell.run(SEQUENTIAL), []
     while rest:
         answer, end = decoder.raw_decode(rest)
@@ -119,7 +119,7 @@ async def test_its_sequential_script(shell: Shell) -> None:
 
 
 async def test_its_concurrent_script(shell: Shell, upstream: FakeTei) -> None:
-    """Thirty at once reach the service in few calls of at most eight texts."""
+    """Thirty concurrent requests reach the service in few calls of at most eight texts."""
     await shell.run(CONCURRENT)
     calls = [call for call in upstream.calls if call.path == "/embed"]
     texts = [text for call in calls for text in call.inputs]
@@ -129,7 +129,7 @@ async def test_its_concurrent_script(shell: Shell, upstream: FakeTei) -> None:
 
 
 async def test_its_health_and_its_errors(server: Server) -> None:
-    """Over HTTP as over its own tests' client."""
+    """The statuses and bodies of the original's own tests, over HTTP."""
     assert (await asyncio.to_thread(server.request, "GET", "/health"))[::2] == (200, b"OK")
     for method, path, body, status, text in (
         ("GET", "/nonexistent", None, 404, "Not Found"),
@@ -142,7 +142,8 @@ async def test_its_health_and_its_errors(server: Server) -> None:
 
 
 async def test_batches_by_size_and_by_time(shoal_server: ShoalServer, upstream: FakeTei) -> None:
-    """The original's own case: seven requests, batches of five, a wait of one second: five leave full, two after it."""
+    """The original's own case: seven requests, batches of five, a wait of one second: five leave as a full batch, two
+    after the wait."""
     flags = (*("--max-batch-size", "5"), *("--max-wait-time-ms", "1000"), *("--include-batch-info", "true"))
     address = ("--inference-url", f"{upstream.base}/embed")
     server = await asyncio.to_thread(shoal_server, [], "--as", "auto-batching-proxy", *flags, *address)
@@ -162,7 +163,7 @@ async def test_a_client_that_starts_right_after_listening(shoal_server: ShoalSer
     embedding = asyncio.create_task(asyncio.to_thread(server.request, "POST", "/embed", {"inputs": ["a"]}))
     health = asyncio.create_task(asyncio.to_thread(server.request, "GET", "/health"))
     await asyncio.to_thread(wait_until, lambda: upstream.looks > 0, server.process, server.log)
-    models = await asyncio.to_thread(server.request, "GET", "/v1/models")  # it answers: the others had their chance to
+    models = await asyncio.to_thread(server.request, "GET", "/v1/models")  # it answers, and the others had time to
     assert (models[0], json.loads(models[2])["data"]) == (200, [])
     assert not embedding.done()
     assert not health.done()
@@ -174,7 +175,7 @@ async def test_a_client_that_starts_right_after_listening(shoal_server: ShoalSer
 
 
 async def test_a_service_that_is_not_there_at_the_start(shoal_server: ShoalServer, upstream: FakeTei) -> None:
-    """A refused connection is an answer: 503 with the reason, at once."""
+    """A refused connection counts as an answer: 503 with the reason, at once."""
     await upstream.stop()
     address = ("--inference-url", f"{upstream.base}/embed")
     server = await asyncio.to_thread(shoal_server, [], "--as", "auto-batching-proxy", *address, wait=False)
@@ -185,7 +186,7 @@ async def test_a_service_that_is_not_there_at_the_start(shoal_server: ShoalServe
 
 
 async def test_one_bad_text_fails_alone(shoal_server: ShoalServer, upstream: FakeTei) -> None:
-    """There it fails everybody in its batch."""
+    """In the original it fails its whole batch."""
     flags = ("--inference-url", f"{upstream.base}/embed", "--max-wait-time-ms", "200")
     server = await asyncio.to_thread(shoal_server, [], "--as", "auto-batching-proxy", *flags)
     texts = ["good one", "poison-item", "good two"]
@@ -197,8 +198,8 @@ async def test_one_bad_text_fails_alone(shoal_server: ShoalServer, upstream: Fak
 
 
 async def test_the_service_goes_away(shoal_server: ShoalServer, upstream: FakeTei) -> None:
-    """Who asks just then may wait for it as long as there is time; then 503 for requests and health, and all is well
-    again when it is back."""
+    """Requests at that moment may wait until their deadline; then requests and health return 503, until the service is
+    back."""
     waits = ("--max-wait-time-ms", "0", "--inference-timeout-secs", "2")
     flags = ("--inference-url", f"{upstream.base}/embed", *waits)
     server = await asyncio.to_thread(shoal_server, [], "--as", "auto-batching-proxy", *flags)

@@ -1,4 +1,4 @@
-"""`--as triton-openai` in the place of the original: its requests to language models of a Triton in this process."""
+"""`--as triton-openai` as a drop-in for the original: its requests to language models on a Triton in this process."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from shoal.models.store import Store
 from tests.fakes.triton import FakeTriton
 from tests.fakes.triton_llm import Script, Talker, talker
 from tests.fixtures.tiny_llama import write_tokenizer
-from tests.integration.triton_kit import PATIENCE_S, Triton
+from tests.integration.triton_kit import PATIENCE_S, OwnTriton, Triton
 from tests.surfaces.surface_kit import Answer, Exchange, request_scope
 from tests.unit.backends.triton.open.kit import grpc_in_use
 from tests.unit.models.checkpoints import checkpoint
 
 QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say hello."}]
-# What the original sends with every request, whether the client said so or not.
-ASKED = {"model": "ensemble", "messages": QUESTION, "temperature": 0.7, "top_p": 1.0, "max_tokens": 16, "stop": None}
+# The original sends all of these with every request, even if the client did not set them.
+REQUEST = {"model": "ensemble", "messages": QUESTION, "temperature": 0.7, "top_p": 1.0, "max_tokens": 16, "stop": None}
 
 Call: TypeAlias = Callable[..., Any]
 
@@ -52,7 +52,7 @@ def ensemble(simulated: FakeTriton) -> Talker:
 
 @asynccontextmanager
 async def serving(triton: FakeTriton | Triton, home: Path, *words: str) -> AsyncIterator[Call]:
-    """`words`: flags of the original and their values. The Triton of a test has a port of its own, so it is named."""
+    """`words`: flags of the original and their values. The address names the Triton, which has a port of its own."""
     flags = {
         "as": "triton-openai",
         "models": [f"triton://{triton.target if isinstance(triton, FakeTriton) else triton.url}"],
@@ -77,14 +77,14 @@ async def serving(triton: FakeTriton | Triton, home: Path, *words: str) -> Async
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What the original's two folders hold, in one."""
-    made = tmp_path / "engine"
-    made.mkdir()
-    write_tokenizer(made)
-    (made / "config.json").write_text(
-        json.dumps({**json.loads((made / "config.json").read_text()), "build_config": {"max_seq_len": 1024}})
+    """The files of the original's two folders, in one."""
+    engine = tmp_path / "engine"
+    engine.mkdir()
+    write_tokenizer(engine)
+    (engine / "config.json").write_text(
+        json.dumps({**json.loads((engine / "config.json").read_text()), "build_config": {"max_seq_len": 1024}})
     )
-    return made
+    return engine
 
 
 @pytest.fixture
@@ -94,14 +94,14 @@ def original(simulated: FakeTriton, tmp_path: Path, folder: Path) -> AbstractAsy
 
 
 async def test_its_requests(original: AbstractAsyncContextManager[Call], ensemble: Talker) -> None:
-    """Health, models and a chat, whole and as a stream; the model is told what was asked, and all of it."""
+    """Health, models and a chat, complete and as a stream; the model gets all of the request."""
     async with original as call:
         assert (await call("GET", "/health")).status == 200
         listed = (await call("GET", "/v1/models")).json()
         assert [each["id"] for each in listed["data"]] == ["ensemble"]
-        answer = (await call("POST", "/v1/chat/completions", ASKED)).json()
+        answer = (await call("POST", "/v1/chat/completions", REQUEST)).json()
         assert answer["choices"][0]["message"]["content"] == "Hello you"
-        streamed = await call("POST", "/v1/chat/completions", {**ASKED, "stream": True})
+        streamed = await call("POST", "/v1/chat/completions", {**REQUEST, "stream": True})
         events = [line for line in streamed.body.decode().split("\n\n") if line]
         assert events[-1] == "data: [DONE]"
         deltas = [orjson.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in events[:-1]]
@@ -115,13 +115,13 @@ async def test_its_requests(original: AbstractAsyncContextManager[Call], ensembl
 async def test_the_prompt_is_not_cut_by_the_answer_s_length(
     original: AbstractAsyncContextManager[Call], ensemble: Talker
 ) -> None:
-    """As the original does with max_tokens, and with all but the last three messages; `stop` is no bad word."""
+    """The original keeps the last three messages, cut to max_tokens characters. `stop` is not sent as bad words."""
     turns = [{"role": role, "content": f"turn {at}"} for at in range(4) for role in ("user", "assistant")]
-    body = {**ASKED, "messages": [*turns, {"role": "user", "content": "And now?"}], "max_tokens": 2, "stop": ["lo"]}
+    body = {**REQUEST, "messages": [*turns, {"role": "user", "content": "And now?"}], "max_tokens": 2, "stop": ["lo"]}
     async with original as call:
         answer = (await call("POST", "/v1/chat/completions", body)).json()
         assert answer["choices"][0]["message"]["content"] == "Hel"
-        assert answer["usage"]["prompt_tokens"] == 7  # as this Triton says; the original counts the last message
+        assert answer["usage"]["prompt_tokens"] == 7  # as this Triton counts; the original counts only the last message
     (request,) = ensemble.script.requests
     assert all(f"turn {at}" in request["text_input"] for at in range(4))
     assert request["max_tokens"] == 2
@@ -129,30 +129,30 @@ async def test_the_prompt_is_not_cut_by_the_answer_s_length(
 
 
 async def test_the_default_length(original: AbstractAsyncContextManager[Call], ensemble: Talker) -> None:
-    """The flag is dead in the original; here it is the answer's length where a request does not say."""
+    """The original ignores the flag; here it is the answer's length for requests without one."""
     async with original as call:
         body = {"model": "ensemble", "messages": QUESTION, "seed": 1, "presence_penalty": 0.5}
         assert (await call("POST", "/v1/chat/completions", body)).status == 200
     assert [request["max_tokens"] for request in ensemble.script.requests] == [32]
 
 
-async def test_what_the_original_drops_is_not_refused(simulated: FakeTriton, tmp_path: Path, folder: Path) -> None:
-    """Its clients send fields that a model lacks; those about form and tools are refused all the same."""
+async def test_fields_that_the_original_drops_are_accepted(simulated: FakeTriton, tmp_path: Path, folder: Path) -> None:
+    """Clients send fields that a model lacks; those for response formats and tools are rejected all the same."""
     model = talker("text", Script(["Hello"]), name="plain", without=("temperature",))
     simulated.add(model)
     async with serving(simulated, tmp_path / "home", "--tokenizer_dir", str(folder)) as call:
-        body = {**ASKED, "model": "plain", "seed": 1, "frequency_penalty": 1.0}
+        body = {**REQUEST, "model": "plain", "seed": 1, "frequency_penalty": 1.0}
         assert (await call("POST", "/v1/chat/completions", body)).status == 200
         answer = await call("POST", "/v1/chat/completions", {**body, "response_format": {"type": "json_object"}})
         assert answer.status == 400
         assert answer.json()["error"]["param"] == "response_format"
 
 
-async def test_the_engine_s_context_is_a_bound(original: AbstractAsyncContextManager[Call], ensemble: Talker) -> None:
-    """A prompt that does not fit is refused with both numbers; the original cuts it in the middle of a word."""
+async def test_the_engine_s_context_is_a_limit(original: AbstractAsyncContextManager[Call], ensemble: Talker) -> None:
+    """A prompt that is too long is rejected with both numbers; the original cuts it in the middle of a word."""
     long = [{"role": "user", "content": "東京 " * 2000}]
     async with original as call:
-        answer = await call("POST", "/v1/chat/completions", {**ASKED, "messages": long})
+        answer = await call("POST", "/v1/chat/completions", {**REQUEST, "messages": long})
         assert answer.status == 400
         assert answer.json()["error"]["code"] == "context_length_exceeded"
         assert "1024" in answer.json()["error"]["message"]
@@ -163,23 +163,24 @@ FISH = ["fish to fish", "the longer of two texts about fish"]
 
 
 @pytest.mark.timeout(PATIENCE_S)
-async def test_an_embedder_keeps_its_own_tokenizer(triton: Triton, tmp_path: Path, folder: Path) -> None:
-    """Beside the language model that the flag is for, on a real Triton; another tokenizer gives other vectors."""
+async def test_an_embedder_keeps_its_own_tokenizer(own_triton: OwnTriton, tmp_path: Path, folder: Path) -> None:
+    """The flag is for the language model beside it, on a real Triton; another tokenizer gives other vectors."""
+    triton = await asyncio.to_thread(own_triton)  # Shoal opens every model that the server has loaded
     await asyncio.to_thread(_write_embedder, triton, tmp_path)
     await asyncio.to_thread(triton.load, "llama", "keeps_its_own")
-    found = []
+    vectors = []
     for flags in ((), ("--tokenizer_dir", str(folder))):
         async with serving(triton, tmp_path / f"home-{len(flags)}", *flags) as call:
             answer = await call("POST", "/v1/embeddings", {"model": "keeps_its_own", "input": FISH})
             assert answer.status == 200, answer.body
-            found.append([each["embedding"] for each in answer.json()["data"]])
+            vectors.append([each["embedding"] for each in answer.json()["data"]])
             talk = await call("POST", "/v1/completions", {"model": "llama", "prompt": "Say hello.", "max_tokens": 4})
-            assert talk.status == (200 if flags else 404)  # it needs the flag
-    np.testing.assert_allclose(found[1], found[0], atol=1e-6)
+            assert talk.status == (200 if flags else 404)  # the language model needs the flag
+    np.testing.assert_allclose(vectors[1], vectors[0], atol=1e-6)
 
 
 def _write_embedder(triton: Triton, folder: Path) -> None:
-    """A model of files as `keeps_its_own` in the repository."""
+    """Write a file model as `keeps_its_own` to the repository."""
     address = parse_address(f"file:{checkpoint(folder / 'embedder')}")
     stored = prepare(address, store=Store(folder / "other-home"), access=Access(offline=True))
     Repository(triton.repository).write(build_entry_spec("keeps_its_own", stored, Settings(triton_platform="python")))

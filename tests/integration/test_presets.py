@@ -1,4 +1,4 @@
-"""`shoal serve --as NAME` in the place of the originals: their published requests, word for word, on a real Triton."""
+"""`shoal serve --as NAME` as a drop-in for the originals: their published requests, verbatim, on a real Triton."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def call(server: Server, method: str, path: str, body: Any = None) -> tuple[int,
 
 @pytest.fixture
 def environ(triton: Triton) -> dict[str, str]:
-    """What the original reads, for a Triton with a model under the original's default names."""
+    """The variables that the original reads, for a Triton with a model under the original's default names."""
     folder = triton.repository / "model"
     if not folder.exists():
         shutil.copytree(triton.repository / "near_free" / "1", folder / "1")
@@ -51,24 +51,24 @@ class TestTritonGrpcProxy:
     QUERIES = ("asdf", "asdf asdf", "asdf asdf asdf", "asdf asdf asdf asdf")
 
     def test_its_requests(self, shoal_server: ShoalServer, environ: dict[str, str]) -> None:
-        """GET /health and POST /v1/embedding answer as there, vectors as the model gives them."""
+        """GET /health and POST /v1/embedding answer as the original does; vectors equal the model's."""
         server = shoal_server([], "--as", "triton-grpc-proxy", env=environ)
         status, _, body = server.request("GET", "/health")
         assert (status, body) == (200, b"ok")
         status, rows = call(server, "POST", "/v1/embedding", [{"query": query} for query in self.QUERIES])
         assert status == 200, rows
         assert [set(row) for row in rows] == [{"embedding"}] * len(self.QUERIES)
-        found = np.array([row["embedding"] for row in rows], np.float32)
-        assert np.array_equal(found, np.stack([near_free_vector(query) for query in self.QUERIES]))
+        vectors = np.array([row["embedding"] for row in rows], np.float32)
+        assert np.array_equal(vectors, np.stack([near_free_vector(query) for query in self.QUERIES]))
 
     def test_a_length_that_is_given_and_right(self, shoal_server: ShoalServer, environ: dict[str, str]) -> None:
-        """It changes nothing."""
+        """A correct length changes nothing."""
         server = shoal_server([], "--as", "triton-grpc-proxy", env={**environ, "EMBEDDING_SIZE": "1024"})
         status, rows = call(server, "POST", "/v1/embedding", [{"query": "asdf"}])
         assert (status, len(rows[0]["embedding"])) == (200, 1024)
 
     def test_a_length_that_is_given_and_wrong(self, shoal_server: ShoalServer, environ: dict[str, str]) -> None:
-        """The original cuts the vectors in other places; here it is an error at start that tells both lengths."""
+        """The original splits the vectors in the wrong places; here it is an error at start that names both lengths."""
         wrong = {**environ, "EMBEDDING_SIZE": "384"}
         server = shoal_server([], "--as", "triton-grpc-proxy", env=wrong, wait=False)
         assert server.exit_code() == 1
@@ -78,7 +78,7 @@ class TestTritonGrpcProxy:
         assert "Traceback" not in text
 
     def test_triton_is_not_up_yet(self, shoal_server: ShoalServer) -> None:
-        """The original dies; here the server stays, lives, says that it is not ready, and what it waits for."""
+        """The original exits; here the server stays up, reports that it is not ready, and why."""
         with socket.socket() as closed:
             closed.bind(("127.0.0.1", 0))
             port = str(closed.getsockname()[1])
@@ -92,7 +92,7 @@ class TestTritonGrpcProxy:
         assert status == 503, answer
 
     def test_the_compose_file_s_misspelt_port(self, shoal_server: ShoalServer) -> None:
-        """The original ignores it in silence; here it is said on standard error."""
+        """The original ignores it silently; here standard error names it."""
         misspelt = {"TRITON_SERVER_PORT_GRPC": "9001"}
         server = shoal_server(["fake:"], "--as", "triton-grpc-proxy", env=misspelt)
         assert "TRITON_SERVER_PORT_GRPC is ignored" in server.log.read_text()
@@ -100,7 +100,7 @@ class TestTritonGrpcProxy:
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[str]:
-    """A hub of this machine that has a tiny model under the name of the examples; its address."""
+    """A local hub that has a tiny model under the name of the examples; its address."""
     folder = checkpoint(tmp_path / "checkpoint")
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -126,7 +126,7 @@ def hub(tmp_path: Path) -> Iterator[str]:
                 self.wfile.write(content or b"")
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Routes) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -147,8 +147,8 @@ def siblings(files: dict[str, bytes]) -> list[dict[str, Any]]:
 
 
 class TestInferenceServer:
-    """Requests of the README of OwenPendrighElliott/inference_server (those with images: test_infer_clip_example); its
-    example of loading has a comma too many to be JSON."""
+    """Requests of the README of OwenPendrighElliott/inference_server (those with images: test_infer_clip_example). Its
+    loading example has one comma too many and is not valid JSON."""
 
     TEXTS = ("I am a sentence.", "I am another sentence.", "I am a third sentence.")
 
@@ -163,7 +163,7 @@ class TestInferenceServer:
         return shoal_server([], "--as", "inference-server", env=environ)
 
     def test_nothing_is_loaded_at_the_start(self, server: Server) -> None:
-        """The server is up and ready without a model, and refuses to infer in the original's words."""
+        """The server is up and ready without a model, and rejects inference with the original's message."""
         assert call(server, "GET", "/loaded_models") == (200, {"models": []})
         status, answer = call(server, "POST", "/infer", {"model_name": E5, "text": [*self.TEXTS]})
         assert status == 400
@@ -171,7 +171,7 @@ class TestInferenceServer:
         assert "is not loaded. Load the model first using /load_model" in answer["detail"]
 
     def test_a_model_s_whole_life(self, server: Server, triton: Triton) -> None:
-        """Load, infer, metrics, lists, unload, delete; each twice where twice means something."""
+        """Load, infer, metrics, lists, unload, delete; each twice where a repeat matters."""
         named = {"model_name": E5}
         load = ("POST", "/load_sentence_transformer_model", named)
         assert call(server, *load) == (200, {"message": f"Model {E5} loaded successfully."}), server.log.read_text()
@@ -194,7 +194,7 @@ class TestInferenceServer:
         assert {path.name for path in triton.repository.iterdir()} >= set(MODELS)
 
     def _infers(self, server: Server) -> None:
-        """Texts of different lengths in one request; the original's own example fails there."""
+        """Texts of different lengths in one request; the original's own example fails with them."""
         start = time.monotonic()
         status, answer = call(server, "POST", "/infer", {"model_name": E5, "text": [*self.TEXTS]})
         assert status == 200, answer
@@ -208,7 +208,7 @@ class TestInferenceServer:
         assert np.allclose(answer["embedding"], vectors[1:2], atol=1e-5)
 
     def _counts(self, server: Server) -> None:
-        """GET /metrics is JSON under this preset, numbers of 64 bits as strings, names as Triton has them."""
+        """GET /metrics is JSON under this preset, with 64-bit numbers as strings and names as in Triton."""
 
         def counted() -> dict[str, Any]:
             status, headers, body = server.request("GET", "/metrics")

@@ -1,4 +1,4 @@
-"""`shoal.open` over the default model: what docs/python.md shows, for real."""
+"""`shoal.open` with the default model: the examples of docs/python.md, run for real."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_the_default_model_in_this_process(home: str) -> None:
-    """Unit vectors that tell what belongs together, the same from a loop and the cache; nothing stays."""
+    """Unit vectors that rank related texts first, the same from an event loop and from the cache; nothing stays
+    behind."""
     before = set(threading.enumerate())
     with shoal.open(home=home, offline=True, cache_mb=8) as s:
         vectors = s.embed(TEXTS)
         assert vectors.shape == (3, 384)
         assert np.allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-3)
         assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.3
-        found = s.embed(TEXTS, outputs=["dense"])
-        assert found.facts.cached == 3
-        assert np.array_equal(found.vectors, vectors)
-        assert found.space
+        result = s.embed(TEXTS, outputs=["dense"])
+        assert result.facts.cached == 3
+        assert np.array_equal(result.vectors, vectors)
+        assert result.space
         assert np.array_equal(asyncio.run(s.aembed(TEXTS)), vectors)
         ranked = s.rerank(TEXTS[0], TEXTS[1:], top_n=1)
         assert (ranked[0].index, ranked[0].text) == (0, TEXTS[1])
@@ -54,7 +55,7 @@ def test_the_default_model_in_this_process(home: str) -> None:
 
 
 def test_threads_that_ask_at_once_share_its_batches(home: str) -> None:
-    """Forty threads with one text each: right answers in fewer batches than texts."""
+    """Forty threads with one text each get correct answers in fewer batches than texts."""
     with shoal.open(home=home, offline=True) as s, ThreadPoolExecutor(40) as pool:
         texts = [f"Sentence number {number} about fish." for number in range(40)]
         alone = s.embed(texts)
@@ -62,13 +63,13 @@ def test_threads_that_ask_at_once_share_its_batches(home: str) -> None:
         def one(text: str) -> Embedded:
             return s.embed([text], outputs=["dense"])
 
-        found = list(pool.map(one, texts))
-    assert all(each.vectors[0] @ vector > 0.999 for each, vector in zip(found, alone, strict=True))
-    assert max(each.facts.size for each in found) > 1
+        results = list(pool.map(one, texts))
+    assert all(each.vectors[0] @ vector > 0.999 for each, vector in zip(results, alone, strict=True))
+    assert max(each.facts.size for each in results) > 1
 
 
 def test_rows_on_disk_outlive_the_process(home: str) -> None:
-    """A second process answers from what the first one wrote, to the bit."""
+    """A second process answers from rows that the first one wrote, bit for bit."""
     program = (
         "import shoal, sys, time\n"
         "with shoal.open(cache_disk_mb=4, home=sys.argv[1], offline=True) as s:\n"
@@ -77,7 +78,7 @@ def test_rows_on_disk_outlive_the_process(home: str) -> None:
         "    print(found.facts.cached, found.vectors.tobytes().hex())\n"
     )
     reports = []
-    for patience in ("0", "3"):  # where rows are on disk is read in the background
+    for patience in ("0", "3"):  # the background reads where rows are on disk
         run = subprocess.run([sys.executable, "-c", program, home, patience], capture_output=True, check=True)
         reports.append(run.stdout.split())
     (none, first), (all_of_them, second) = reports

@@ -12,21 +12,21 @@ from tests.integration.server_kit import Server, ShoalServer, environment
 
 
 def shoal(server: Server, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own, with the server's port as its setting."""
+    """Run the command line in its own process, with the server's port as its setting."""
     command = [sys.executable, "-m", "shoal", *arguments]
     env = environment({"SHOAL_PORT": str(server.port), **environ})
     return subprocess.run(command, env=env, capture_output=True, text=True, cwd=server.log.parent, check=False)
 
 
 def listed(server: Server, *flags: str, **environ: str) -> dict[str, dict[str, Any]]:
-    """What `shoal ps --json` says, by name."""
+    """Return the models of `shoal ps --json` by name."""
     result = shoal(server, "ps", "--json", *flags, **environ)
     assert result.returncode == 0, result.stderr
     return {one["name"]: one for one in json.loads(result.stdout)}
 
 
-def tabled(folder: Path, name: str) -> None:
-    """The settings of the servers in `folder` have a model of eight numbers by this name, for clients to load."""
+def configure_model(folder: Path, name: str) -> None:
+    """Configure a model of eight numbers by this name for servers in `folder`, so that clients may load it."""
     (folder / "shoal.toml").write_text(f'[models."{name}"]\nbackends = ["fake:dimension=8"]\n')
 
 
@@ -36,16 +36,17 @@ def done(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_a_model_comes_and_goes(shoal_server: ShoalServer, tmp_path: Path) -> None:
-    """Loaded beside the first one, listed, used, unloaded; what is done twice is said and no failure."""
-    tabled(tmp_path, "second")
+    """A model is loaded beside the first one, listed, used and unloaded; repeating a step prints a note and
+    succeeds."""
+    configure_model(tmp_path, "second")
     server = shoal_server(["fake:"])
     assert done(shoal(server, "load", "second")) == "second is loaded\n"
     assert done(shoal(server, "load", "second")) == "second is already loaded\n"
     status, _, body = server.request("POST", "/v1/embeddings", {"model": "second", "input": "Hello"})
     assert (status, len(json.loads(body)["data"][0]["embedding"])) == (200, 8)
-    found = listed(server)
-    assert {name: one["status"] for name, one in found.items()} == {"fake": "loaded", "second": "loaded"}
-    assert found["second"]["last_used"] > 0
+    models = listed(server)
+    assert {name: one["status"] for name, one in models.items()} == {"fake": "loaded", "second": "loaded"}
+    assert models["second"]["last_used"] > 0
     assert done(shoal(server, "unload", "second")) == "second is unloaded\n"
     assert done(shoal(server, "unload", "second")) == "second is not loaded\n"
     refused = shoal(server, "unload", "nobody")
@@ -55,7 +56,7 @@ def test_a_model_comes_and_goes(shoal_server: ShoalServer, tmp_path: Path) -> No
 
 
 def test_a_server_that_started_with_nothing(shoal_server: ShoalServer) -> None:
-    """It is ready, says how to go on, and loads by name; a scripted model is for the operator alone."""
+    """It is ready, prints the next step, and loads by name; only the operator may load a scripted model."""
     server = shoal_server([], "--no-default-model")
     assert listed(server) == {}
     assert f"shoal load NAME --url {server.base_url}" in server.log.read_text()
@@ -66,7 +67,7 @@ def test_a_server_that_started_with_nothing(shoal_server: ShoalServer) -> None:
 
 
 def test_refusals_are_one_line(shoal_server: ShoalServer) -> None:
-    """A name that nothing may have, a folder, a model that does not exist; the server goes on."""
+    """An invalid name, a folder and an unknown model each fail with one line; the server keeps serving."""
     server = shoal_server(["fake:"])
     for name in ("..", "a/../../b", "file:/etc", "fake:labels=30000000", "x" * 300, "sse"):
         for verb in ("load", "unload"):
@@ -81,10 +82,9 @@ def test_refusals_are_one_line(shoal_server: ShoalServer) -> None:
 
 
 def test_an_admin_key_is_required(shoal_server: ShoalServer, tmp_path: Path) -> None:
-    """Whoever may use models may look at them; loading takes the admin key, which the command takes from its
-    settings."""
+    """The API key lists models; loading requires the admin key, which the command reads from its settings."""
     keys = {"SHOAL_API_KEY": "user", "SHOAL_ADMIN_KEY": "boss"}
-    tabled(tmp_path, "second")
+    configure_model(tmp_path, "second")
     server = shoal_server(["fake:"], env=keys)
     assert set(listed(server, SHOAL_API_KEY="user")) == {"fake"}
     refused = shoal(server, "load", "second", SHOAL_API_KEY="user")

@@ -1,4 +1,4 @@
-"""`shoal serve` as a process: start, signals, and what is said when it cannot start."""
+"""`shoal serve` as a process: start, signals, and start errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Reply: TypeAlias = tuple[int, dict[str, str], bytes]
 
 
 def in_flight(server: Server, pool: ThreadPoolExecutor) -> Future[Reply]:
-    """A request that the server has begun to answer; its model must be slow."""
+    """Yield during a request that the server has begun to answer; its model must be slow."""
     future = pool.submit(server.request, "POST", "/v1/embeddings", BODY)
     wait_until(lambda: metric(server, "shoal_requests_in_flight") == 1, server.process, server.log)
     return future
@@ -29,13 +29,13 @@ def in_flight(server: Server, pool: ThreadPoolExecutor) -> Future[Reply]:
 def embedding(reply: Reply) -> list[float]:
     status, _, body = reply
     assert status == 200, body
-    found: Any = json.loads(body)["data"][0]["embedding"]
-    assert found
-    return list(found)
+    vector: Any = json.loads(body)["data"][0]["embedding"]
+    assert vector
+    return list(vector)
 
 
 def test_a_request_in_flight_survives_sigterm(shoal_server: ShoalServer) -> None:
-    """SIGTERM: the request is answered, nobody new is let in, the exit code is 0."""
+    """SIGTERM: the request is answered, new ones are rejected, the exit code is 0."""
     server = shoal_server(["fake:delay_ms=5000"])
     with ThreadPoolExecutor() as pool:
         pending = in_flight(server, pool)
@@ -49,7 +49,7 @@ def test_a_request_in_flight_survives_sigterm(shoal_server: ShoalServer) -> None
 
 
 def test_ctrl_c_is_a_clean_stop(shoal_server: ShoalServer) -> None:
-    """SIGINT does as SIGTERM does: exit code 0, no traceback."""
+    """SIGINT acts like SIGTERM: exit code 0, no traceback."""
     server = shoal_server(["fake:"])
     server.process.send_signal(signal.SIGINT)
     assert server.exit_code() == 0
@@ -58,7 +58,7 @@ def test_ctrl_c_is_a_clean_stop(shoal_server: ShoalServer) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_second_signal_stops_at_once(shoal_server: ShoalServer, number: signal.Signals) -> None:
-    """A request that would take much longer does not hold the process."""
+    """A long request does not delay the exit."""
     server = shoal_server(["fake:delay_ms=600000"])
     with ThreadPoolExecutor() as pool:
         pending = in_flight(server, pool)
@@ -72,7 +72,7 @@ def test_the_second_signal_stops_at_once(shoal_server: ShoalServer, number: sign
 
 
 def test_the_drain_is_bounded(shoal_server: ShoalServer) -> None:
-    """After drain_timeout_s the rest is dropped, and the process still ends by itself."""
+    """After drain_timeout_s the remaining requests are dropped, and the process exits by itself."""
     server = shoal_server(["fake:delay_ms=600000"], "--drain-timeout-s", "1")
     with ThreadPoolExecutor() as pool:
         pending = in_flight(server, pool)
@@ -83,7 +83,7 @@ def test_the_drain_is_bounded(shoal_server: ShoalServer) -> None:
 
 
 def test_readiness_goes_first(shoal_server: ShoalServer) -> None:
-    """For drain_delay_s the server says that it is not ready, and still answers; liveness stays."""
+    """For drain_delay_s the server reports that it is not ready, and still answers; liveness stays."""
     server = shoal_server(["fake:"], "--drain-delay-s", "1.5")
     server.process.send_signal(signal.SIGTERM)
     wait_until(lambda: not server.ready(), server.process, server.log)
@@ -96,7 +96,7 @@ def test_readiness_goes_first(shoal_server: ShoalServer) -> None:
 
 
 def test_a_port_in_use_is_found_before_models_load(processes: Processes) -> None:
-    """One line that names the port and the way out; exit code 1."""
+    """One line names the port and the next step; exit code 1."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         process, log = processes("-m", "shoal", "serve", "fake:", "--port", str(port))
@@ -106,7 +106,7 @@ def test_a_port_in_use_is_found_before_models_load(processes: Processes) -> None
 
 
 def test_a_wrong_address_is_found_before_the_port_is_taken(processes: Processes) -> None:
-    """One line with the grammar's own message, although the port is in use too; exit code 2."""
+    """One line with the address parser's own message, although the port is in use too; exit code 2."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
         process, log = processes("-m", "shoal", "serve", "fake:", "pip:foo", "--port", str(holder.getsockname()[1]))
         assert process.wait(30) == 2
@@ -115,7 +115,7 @@ def test_a_wrong_address_is_found_before_the_port_is_taken(processes: Processes)
 
 
 def test_an_open_address_without_keys_is_refused(processes: Processes) -> None:
-    """The line names both ways out; exit code 1."""
+    """The line names both solutions; exit code 1."""
     process, log = processes("-m", "shoal", "serve", "fake:", "--host", "0.0.0.0", "--port", "0")
     assert process.wait(30) == 1
     assert "--api-key-file" in log.read_text()
@@ -123,7 +123,7 @@ def test_an_open_address_without_keys_is_refused(processes: Processes) -> None:
 
 
 def test_the_only_model_failing_ends_the_server(processes: Processes, tmp_path: Path) -> None:
-    """Nothing could ever be served: the model's error is the last record of the log, the exit code 1."""
+    """Without any model to serve, the model's error is the last log record, and the exit code is 1."""
     process, log = processes("-m", "shoal", "serve", f"file:{tmp_path}/nowhere", "--port", "0")
     assert process.wait(30) == 1
     assert "Traceback" not in log.read_text()
@@ -132,7 +132,7 @@ def test_the_only_model_failing_ends_the_server(processes: Processes, tmp_path: 
 
 
 def test_the_banner_is_logged_where_there_is_no_terminal(shoal_server: ShoalServer) -> None:
-    """Address, facts and a line to copy reach the log; standard output stays empty."""
+    """The log has the address, facts and a line to copy; standard output stays empty."""
     server = shoal_server(["fake:"])
     wait_until(lambda: "curl -s" in server.log.read_text(), server.process, server.log)
     records = [json.loads(line) for line in server.log.read_text().splitlines()]
@@ -142,7 +142,8 @@ def test_the_banner_is_logged_where_there_is_no_terminal(shoal_server: ShoalServ
 
 
 def test_an_offer_of_http2_costs_no_body(shoal_server: ShoalServer) -> None:
-    """Java's HttpClient and `curl --http2` put one on every POST over plain HTTP; the connection goes on."""
+    """Java's HttpClient and `curl --http2` offer HTTP/2 on every plain-HTTP POST; the connection continues with
+    HTTP/1.1."""
     server = shoal_server(["fake:"])
     body = json.dumps(BODY).encode()
     head = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n" % len(body)
@@ -160,7 +161,7 @@ def test_an_offer_of_http2_costs_no_body(shoal_server: ShoalServer) -> None:
 
 
 def test_any_asgi_server_can_run_it(processes: Processes) -> None:
-    """`uvicorn shoal.asgi:app` reads SHOAL_ variables, becomes ready, answers, and ends cleanly."""
+    """`uvicorn shoal.asgi:app` reads SHOAL_ variables, becomes ready, answers, and exits cleanly."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
     arguments = ("-m", "uvicorn", "shoal.asgi:app", "--port", str(port))
@@ -169,7 +170,7 @@ def test_any_asgi_server_can_run_it(processes: Processes) -> None:
     wait_until(server.ready, process, log)
     embedding(server.request("POST", "/v1/embeddings", BODY))
     process.send_signal(signal.SIGTERM)
-    # uvicorn ends by the signal that it was sent
+    # uvicorn exits by the signal that it received
     assert server.exit_code() in (0, -signal.SIGTERM)
     assert "Traceback" not in log.read_text()
 

@@ -1,4 +1,4 @@
-"""Models that load side by side: no first use of a library in several threads ends or stops the process."""
+"""Concurrent model loads: first uses of a library in several threads neither kill nor hang the process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
 
 @pytest.mark.timeout(700)
 def test_four_models_load_at_once(homes: tuple[list[str], Path]) -> None:
-    """Each start gets ready and ends with exit code 0; `bench/starts.py` makes a hundred."""
+    """Each start becomes ready and ends with exit code 0; `bench/starts.py` runs a hundred."""
     endings = [start(*homes).ending for _ in range(2)]
     assert endings == ["ready"] * 2
 
@@ -77,7 +77,7 @@ def test_four_models_load_at_once(homes: tuple[list[str], Path]) -> None:
 @pytest.mark.parametrize("code", [READ, DTYPES, COMPILE], ids=["manifest", "dtypes", "compile"])
 @pytest.mark.timeout(180)
 def test_a_first_use_in_four_threads(code: str, homes: tuple[list[str], Path]) -> None:
-    """What every load does first, done at the same moment in processes that have not done it yet."""
+    """The first steps of every load, run at the same moment in fresh processes."""
     _, home = homes
     manifest = next(path for path in home.rglob("manifest.json") if path.with_name("model.onnx").is_file())
     place = manifest.parent if code is READ else manifest.parent / "model.onnx"

@@ -1,4 +1,4 @@
-"""Shoal before a server of text-embeddings-inference's gRPC build, each a process of its own."""
+"""Shoal in front of the gRPC build of text-embeddings-inference, each in its own process."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Reply = tuple[int, dict[str, str], bytes]
 
 @pytest.fixture
 def fake() -> Iterator[FakeProcess]:
-    with fake_process("--delay-ms", "20", grpc=True) as made:
-        yield made
+    with fake_process("--delay-ms", "20", grpc=True) as process:
+        yield process
 
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(64) as made:
-        yield made
+    with ThreadPoolExecutor(64) as executor:
+        yield executor
 
 
 def embed(server: Server, inputs: Any, **options: Any) -> Reply:
@@ -44,7 +44,7 @@ def rows_of(reply: Reply) -> Any:
 
 
 def test_one_bad_text_fails_alone(tmp_path: Path, pool: ThreadPoolExecutor, fake: FakeProcess) -> None:
-    """Users of single texts share streams; whoever shared one with a bad text gets the answer."""
+    """Users of single texts share streams; those that shared one with a bad text still get their answers."""
     with running(tmp_path, f"m={fake.address}") as server:
         texts = [f"text {at}" for at in range(60)]
         bad = {13: ("poison-item", 502), 31: ("w " * 600, 422)}
@@ -70,8 +70,8 @@ def test_large_requests_and_few_permits(tmp_path: Path, pool: ThreadPoolExecutor
     ):
         texts = [f"text {at}" for at in range(300)]
         pending = [pool.submit(embed, server, texts[at : at + 30]) for at in range(0, 300, 30)]
-        found = np.concatenate([rows_of(one.result()) for one in pending])
-        assert np.allclose(found, np.stack([dense_of(text) for text in texts]), atol=1e-6)
+        vectors = np.concatenate([rows_of(one.result()) for one in pending])
+        assert np.allclose(vectors, np.stack([dense_of(text) for text in texts]), atol=1e-6)
         report = fake.report()
         assert report["most_permits"] <= 8
         assert set(report["statuses"]) == {200}
@@ -94,10 +94,10 @@ def test_tokens_and_ids(tmp_path: Path, fake: FakeProcess) -> None:
 
 
 def test_a_server_names_its_model(tmp_path: Path) -> None:
-    """Its address alone is enough; a wrong key says which setting."""
+    """The address alone is enough; the error of a wrong key names the setting."""
     with fake_process("--api-key", "sesame", "--model-id", "BAAI/bge", grpc=True) as fake:
         with running(tmp_path / "right", fake.address, flags=("--upstream-api-key", "sesame")) as server:
-            eventually(lambda: b'"BAAI/bge"' in server.request("GET", "/v1/models")[2])
+            eventually(lambda: b'"BAAI/bge"' in server.request("GET", "/v1/models")[2], "the model in /v1/models")
             assert embed(server, "a")[0] == 200
         with running(tmp_path / "wrong", f"m={fake.address}", wait=False) as server:
             assert server.process.wait(30) == 1  # its only model can never be served
@@ -107,39 +107,39 @@ def test_a_server_names_its_model(tmp_path: Path) -> None:
 def test_a_server_that_dies_and_comes_back(tmp_path: Path, fake: FakeProcess) -> None:
     with running(tmp_path, f"m={fake.address}", flags=("--embed-timeout-s", "2")) as server:
         assert embed(server, "die-item")[0] in (502, 503, 504)
-        eventually(lambda: server.request("GET", "/health/ready")[0] == 503)
+        eventually(lambda: server.request("GET", "/health/ready")[0] == 503, "/health/ready to return 503")
         fake.kill()
         fake.start()
-        eventually(lambda: server.request("GET", "/health/ready")[0] == 200)
+        eventually(lambda: server.request("GET", "/health/ready")[0] == 200, "/health/ready to return 200")
         assert np.allclose(rows_of(embed(server, "a")), [dense_of("a")], atol=1e-6)
 
 
-def test_callers_who_leave_cost_nothing_more(tmp_path: Path, fake: FakeProcess) -> None:
-    """Their stream is cancelled, and what they had waiting is never sent."""
+def test_disconnected_callers_cost_no_more_calls(tmp_path: Path, fake: FakeProcess) -> None:
+    """Their stream is cancelled, and their queued texts are never sent."""
     with running(tmp_path, f"m={fake.address}") as server:
         callers: list[socket.socket] = []
         for running_calls in (1, 2, 2, 2, 2, 2, 2, 2):  # one after the other: together they would share a call
             callers.append(ask(server, "/embed", {"inputs": [f"slow-item {len(callers)}"]}))
-            eventually(partial(fake.runs, running_calls))
+            eventually(partial(fake.runs, running_calls), "the fake server to run the calls")
         sent = fake.report()["inputs"]
-        eventually(lambda: metric(server, "shoal_queue_items") == 6)
+        eventually(lambda: metric(server, "shoal_queue_items") == 6, "6 queued items")
         for caller in callers[2:]:
             caller.close()
-        eventually(lambda: metric(server, "shoal_queue_items") == 0)
+        eventually(lambda: metric(server, "shoal_queue_items") == 0, "an empty queue")
         for caller in callers[:2]:
             caller.close()
-        eventually(lambda: fake.report()["in_flight"] == 0)
+        eventually(lambda: fake.report()["in_flight"] == 0, "the fake server to be idle")
         assert (fake.report()["aborted"], fake.report()["inputs"]) == (2, sent)
         assert embed(server, "after")[0] == 200
 
 
 def test_it_drains(tmp_path: Path, pool: ThreadPoolExecutor, fake: FakeProcess) -> None:
-    """SIGTERM: what was accepted is answered, then the process ends by itself."""
+    """SIGTERM: accepted requests are answered, then the process exits by itself."""
     fake.change(delay_ms=700)
     with running(tmp_path, f"m={fake.address}") as server:
         before = fake.report()["calls"]
         pending = pool.submit(embed, server, "last words")
-        eventually(lambda: fake.report()["calls"] > before)
+        eventually(lambda: fake.report()["calls"] > before, "a new call")
         server.process.send_signal(signal.SIGTERM)
         assert np.allclose(rows_of(pending.result()), [dense_of("last words")], atol=1e-6)
         assert server.exit_code() == 0

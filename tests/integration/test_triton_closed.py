@@ -1,4 +1,4 @@
-"""A Triton that Shoal starts takes nothing from anybody else: another user of the machine, or a web page."""
+"""A Triton that Shoal starts accepts nothing from others: neither another user of the machine nor a web page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(PATIENCE_S)
 
 NOBODY = 65534
 
-# Becomes another user only after all imports: Shoal may be installed where that user may not read.
+# Switches to the other user only after all imports: that user may not be able to read Shoal's folder.
 CALLS = """
 import asyncio, json, os, sys
 import grpc.aio
@@ -34,16 +34,16 @@ from shoal.backends.triton.client import grpc_target
 from shoal.backends.triton.errors import rpc_error
 
 async def ask(target):
-    told = {}
+    outcomes = {}
     for path in sys.argv[3:]:
         name = path.rpartition("/")[2]
         async with grpc.aio.insecure_channel(grpc_target(target)) as channel:
             try:
                 await channel.unary_unary(path)(b"", timeout=10)  # an empty request of any type
-                told[name] = "answered"
+                outcomes[name] = "answered"
             except grpc.aio.AioRpcError as error:
-                told[name] = type(rpc_error(error)).__name__
-    return told
+                outcomes[name] = type(rpc_error(error)).__name__
+    return outcomes
 
 if int(sys.argv[2]):
     os.setgroups([])
@@ -62,11 +62,11 @@ RPC_NAMES = [
     *("TraceSetting", "LogSettings", *SHARED_MEMORY),
 ]
 PATHS = [*(f"/inference.GRPCInferenceService/{name}" for name in RPC_NAMES), "/grpc.health.v1.Health/Check"]
-"""Triton's calls with one answer."""
+"""Triton's unary calls."""
 
 
 def calls(target: str, user: int = 0) -> dict[str, str]:
-    """What a client of that user (0: this one) gets for each call of Triton's API."""
+    """Return the outcome of each call of Triton's API for a client of that user (0: the current one)."""
     result = subprocess.run(
         [sys.executable, "-c", CALLS, target, str(user), *PATHS],
         env=environment(),
@@ -74,22 +74,22 @@ def calls(target: str, user: int = 0) -> dict[str, str]:
         check=True,
         timeout=300,
     )
-    found: dict[str, str] = json.loads(result.stdout)
-    return found
+    outcomes: dict[str, str] = json.loads(result.stdout)
+    return outcomes
 
 
 def open_files(pid: int) -> list[str]:
-    """What its file descriptors are links to; a descriptor or a process that ends meanwhile is left out."""
-    found: list[str] = []
+    """Return the link targets of its file descriptors, without a descriptor or process that ends meanwhile."""
+    targets: list[str] = []
     with contextlib.suppress(FileNotFoundError):
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
-                found.append(os.readlink(link))
-    return found
+                targets.append(os.readlink(link))
+    return targets
 
 
 def listening(pid: int) -> list[str]:
-    """The addresses of the network, of both versions of IP, that a process and its children listen on."""
+    """Return the IPv4 and IPv6 addresses that a process and its children listen on."""
     sockets = {target for one in (pid, *children(pid)) for target in open_files(one)}
     lines = [
         line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]
@@ -103,10 +103,10 @@ def is_private(path: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def closed() -> Iterator[Triton]:
-    """A Triton as users get it, below folders that everybody may enter."""
-    with tempfile.TemporaryDirectory() as made:
-        Path(made).chmod(0o755)
-        with running_triton(Path(made), open_ports=False, load=("near_free",), backoff_s=0.1) as started:
+    """A Triton with users' settings, below folders that everybody may enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        with running_triton(Path(folder), open_ports=False, load=("near_free",), backoff_s=0.1) as started:
             yield started
 
 
@@ -119,14 +119,14 @@ def check_closed(triton: Triton) -> None:
     assert listening(triton.pid) == []
 
 
-def test_it_listens_on_nothing_that_others_may_open(closed: Triton) -> None:
-    """No port of HTTP, gRPC or metrics, so nothing for a web page; a socket in a folder of this user's."""
+def test_it_listens_only_on_a_private_socket(closed: Triton) -> None:
+    """No port of HTTP, gRPC or metrics, so nothing for a web page; a socket in a folder of the current user."""
     check_closed(closed)
 
 
 def test_another_user_reaches_no_call(closed: Triton) -> None:
-    """Health, metadata, inference, shared memory, configuration, repository, statistics, trace and logs: nothing
-    answers. Only root can try it as somebody else; everybody checks the modes, above, that it depends on."""
+    """Health, metadata, inference, shared memory, configuration, repository, statistics, trace and logs: all calls
+    fail. Only root can run them as another user; the file modes that protect them are checked above for everyone."""
     own = calls(closed.url)
     assert own["ServerLive"] == own["ServerMetadata"] == own["RepositoryIndex"] == own["LogSettings"] == "answered"
     assert "TransportFailed" not in own.values()
@@ -135,17 +135,17 @@ def test_another_user_reaches_no_call(closed: Triton) -> None:
 
 
 def test_no_secret_is_on_its_command_line(closed: Triton) -> None:
-    """Which every user may read: there is none, so whoever reads all of it is no nearer."""
+    """Every user may read it, so it must not help to get in."""
     line = Path(f"/proc/{closed.pid}/cmdline").read_bytes().decode().split("\0")
     assert not [argument for argument in line if "restricted" in argument or "key" in argument]
     assert f"--grpc-address=unix:{closed.url.rpartition(':')[0]}" in line
 
 
 def test_a_restart_is_as_closed(closed: Triton) -> None:
-    """After kill -9: at the same address, and for nobody else."""
+    """After kill -9 it has the same address, and is as private."""
     before, url = closed.pid, closed.url
     os.kill(before, signal.SIGKILL)
-    until(lambda: closed.server.restarts == 1 and closed.server.phase == "ready")
+    until(lambda: closed.server.restarts == 1 and closed.server.phase == "ready", "the restart of Triton")
     assert process_start(before) is None
     assert closed.url == url
     check_closed(closed)
@@ -160,9 +160,9 @@ class TritonPythonModel:
 """
 
 
-def test_what_open_ports_let_in(triton: Triton, tmp_path: Path) -> None:
-    """A web page can send this request, of plain text and without being asked for leave: its code runs. So ports are
-    opened on purpose alone, and the checks above notice those that are open."""
+def test_open_ports_let_web_pages_run_code(triton: Triton, tmp_path: Path) -> None:
+    """A web page can send this plain-text request without a preflight, and its code runs. So ports open only on
+    request, and the checks above detect open ones."""
     place = tmp_path / "code ran"
     config = {"name": "from_a_page", "backend": "python", "input": [], "output": []}
     code = pybase64.b64encode(CODE.format(place=str(place)).encode()).decode()

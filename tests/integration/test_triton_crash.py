@@ -1,4 +1,4 @@
-"""Tritons that die, come late or come back, under load."""
+"""Tritons that crash, start late or restart, under load."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.integration.triton_kit import PATIENCE_S, OwnTriton, Triton, triton_h
 pytestmark = pytest.mark.timeout(PATIENCE_S)
 
 OUTAGE = re.compile(r"50[234] ")
-"""What a request may be told while there is no Triton."""
+"""Statuses of requests during an outage."""
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def crash(pid: int) -> None:
     until(lambda: process_start(pid) is None, what="the end of Triton")
 
 
-def survives(server: Server, model: str, pid: int) -> None:
-    """Kill Triton under load: whoever fails is told so soon, and all are answered again, by the same Shoal."""
+def check_recovery(server: Server, model: str, pid: int) -> None:
+    """Kill Triton under load: failures are reported soon, and the same Shoal then answers all requests again."""
     before = vectors(server, model, "fish")
     with Traffic(server, model) as traffic:
         traffic.more()
@@ -54,27 +54,29 @@ def survives(server: Server, model: str, pid: int) -> None:
     assert "Traceback" not in logged(server)
 
 
-def test_one_that_shoal_started(tmp_path: Path, env: dict[str, str]) -> None:
-    """`--triton`: the supervisor starts it again with nothing loaded, Shoal loads its model."""
+def test_triton_started_by_shoal(tmp_path: Path, env: dict[str, str]) -> None:
+    """`--triton`: the supervisor restarts it with nothing loaded, and Shoal loads its model."""
     with serving(tmp_path / "server", [TINY], "--triton", env=env) as server:
         [pid] = re.findall(r"is ready at \S+, pid (\d+)", logged(server))
-        survives(server, TINY, int(pid))
+        check_recovery(server, TINY, int(pid))
 
 
 @pytest.mark.parametrize("pushed", [False, True], ids=["written", "pushed"])
-def test_one_that_models_are_put_into(own_triton: OwnTriton, tmp_path: Path, env: dict[str, str], pushed: bool) -> None:
-    """Loaded again from its repository; where files were pushed, they are pushed again."""
+def test_triton_with_models_from_shoal(
+    own_triton: OwnTriton, tmp_path: Path, env: dict[str, str], pushed: bool
+) -> None:
+    """The model is loaded again from its repository; pushed files are pushed again."""
     triton = own_triton()
     place = ["--triton-url", triton.url] + ([] if pushed else ["--triton-repository", str(triton.repository)])
     with serving(tmp_path / "server", [TINY], *place, env=env) as server:
-        survives(server, TINY, triton.pid)
+        check_recovery(server, TINY, triton.pid)
 
 
-def test_one_of_somebody_else(own_triton: OwnTriton, tmp_path: Path) -> None:
-    """Under load, and again between two requests of nobody else: the next request is answered."""
+def test_triton_run_by_others(own_triton: OwnTriton, tmp_path: Path) -> None:
+    """Under load, and again while idle: the next request is answered."""
     triton = own_triton()
     with serving(tmp_path / "server", [f"triton://{triton.url}#near_free"]) as server:
-        survives(server, "near_free", triton.pid)
+        check_recovery(server, "near_free", triton.pid)
         pid = triton.pid
         crash(pid)
         until(lambda: triton.server.phase == "ready" and triton.server.pid not in (None, pid), what="the restart")
@@ -83,8 +85,8 @@ def test_one_of_somebody_else(own_triton: OwnTriton, tmp_path: Path) -> None:
         assert triton.state("near_free") == "READY"
 
 
-def test_one_that_comes_late(own_triton: OwnTriton, shoal_server: ShoalServer) -> None:
-    """Shoal starts, is alive, logs what it waits for, and serves when it comes."""
+def test_triton_that_starts_late(own_triton: OwnTriton, shoal_server: ShoalServer) -> None:
+    """Shoal starts, is alive, logs the address that it waits for, and serves once Triton is up."""
     port = free_port()
     server = shoal_server([f"triton://127.0.0.1:{port}#near_free"], wait=False)
     until(lambda: server.request("GET", "/health/ready")[0] == 503, what="its answer")
@@ -98,8 +100,8 @@ def test_one_that_comes_late(own_triton: OwnTriton, shoal_server: ShoalServer) -
     assert triton.state("near_free") == "READY"
 
 
-def test_a_whole_server_that_comes_late(own_triton: OwnTriton, shoal_server: ShoalServer) -> None:
-    """An address that names no model: not ready until the server says what it has."""
+def test_a_whole_server_that_starts_late(own_triton: OwnTriton, shoal_server: ShoalServer) -> None:
+    """With an address that names no model, Shoal is not ready until the server lists its models."""
     port = free_port()
     server = shoal_server([f"triton://127.0.0.1:{port}"], wait=False)
     until(lambda: server.request("GET", "/health/ready")[0] == 503, what="its answer")

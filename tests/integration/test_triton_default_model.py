@@ -1,4 +1,4 @@
-"""`shoal serve --triton` with the default model: what `make serve-triton` runs, beside the local engine."""
+"""`shoal serve --triton` with the default model, as `make serve-triton` runs it, beside the local engine."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def server(home: Path, hub: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Nothing is named: the default model, on a Triton of its own."""
+    """No model is named: the default model, on its own Triton."""
     env = {"SHOAL_HOME": str(home), "HF_ENDPOINT": hub, "SHOAL_TOKEN_IDS": "accept"}
     with serving(tmp_path_factory.mktemp("triton"), [], "--triton", env=env) as running:
         yield running
@@ -72,7 +72,7 @@ def server(home: Path, hub: str, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="module")
 def local(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The same model by the local engine: as `f32`, and as `fast` in the precision that this processor is best at."""
+    """The same model on the local engine: as `f32`, and as `fast` in this processor's best precision."""
     config = '[models.f32]\nprecision = "f32"\n[models.fast]\nprecision = "auto"\n'
     addresses = [f"f32={DEFAULT_MODEL}", f"fast={DEFAULT_MODEL}"]
     env = {"SHOAL_HOME": str(home), "SHOAL_TOKEN_IDS": "accept"}
@@ -100,8 +100,8 @@ def test_every_surface_answers_with_one_vector(server: Server) -> None:
 
 
 def test_it_runs_on_triton(server: Server) -> None:
-    """It says so, with what Triton itself counts: each text once. Counts follow answers, so that up to ten texts of
-    earlier requests may be among them."""
+    """The server reports it, and Triton's own statistics count each text once. They lag behind the answers, so up to
+    ten texts of earlier requests may be included."""
     _, _, answer = ask(server, "GET", f"/v1/models/{MODEL}")
     assert (answer["backend"], answer["dimension"], answer["precision"]) == ("triton", 384, "f32"), answer
     before = counted(server)
@@ -119,11 +119,11 @@ def counted(server: Server) -> int:
 
 def test_vectors_are_those_of_the_local_engine(server: Server, local: Server) -> None:
     """Texts of all lengths in one request, against both precisions."""
-    found = vectors(server, MODEL, TEXTS)
-    assert found.shape == (len(TEXTS), 384)
-    assert cosines(found, vectors(local, "f32", TEXTS)).min() >= 0.99999
-    assert np.abs(found - vectors(local, "f32", TEXTS)).max() < 1e-4
-    assert cosines(found, vectors(local, "fast", TEXTS)).min() >= 0.9999
+    rows = vectors(server, MODEL, TEXTS)
+    assert rows.shape == (len(TEXTS), 384)
+    assert cosines(rows, vectors(local, "f32", TEXTS)).min() >= 0.99999
+    assert np.abs(rows - vectors(local, "f32", TEXTS)).max() < 1e-4
+    assert cosines(rows, vectors(local, "fast", TEXTS)).min() >= 0.9999
 
 
 @pytest.mark.parametrize(
@@ -153,17 +153,17 @@ def decoded(answer: Any) -> Any:
 
 
 def test_vectors_that_are_not_normalised(server: Server, local: Server) -> None:
-    """As the model has them before its last step, which Triton's answer must therefore carry too."""
-    found, reference = (
+    """The vectors before the model's last step, which Triton's answer must therefore contain too."""
+    rows, reference = (
         ask(one, "POST", "/embed", {"inputs": TEXTS[:3], "normalize": False, "model": name})[2]
         for one, name in ((server, MODEL), (local, "f32"))
     )
-    assert np.abs(np.linalg.norm(np.array(found), axis=1) - 1).min() > 0.01
-    assert np.allclose(np.array(found), np.array(reference), atol=1e-3)
+    assert np.abs(np.linalg.norm(np.array(rows), axis=1) - 1).min() > 0.01
+    assert np.allclose(np.array(rows), np.array(reference), atol=1e-3)
 
 
 def test_refusals_are_those_of_the_local_engine(server: Server, local: Server) -> None:
-    """What never gets as far as Triton."""
+    """Errors of requests that never reach Triton."""
     bodies: tuple[dict[str, Any], ...] = (
         {"input": []},
         {"input": [[10**9]]},
@@ -177,14 +177,14 @@ def test_refusals_are_those_of_the_local_engine(server: Server, local: Server) -
 
 
 def test_users_of_all_lengths_share_batches(server: Server) -> None:
-    """What Triton's own batcher cannot do: requests whose texts differ in length run as one batch there."""
+    """Requests whose texts differ in length run as one batch, which Triton's own batcher cannot do."""
     texts = ["word " * (1 + number % 16) for number in range(64)]
     expected = vectors(server, MODEL, texts)
     with ThreadPoolExecutor(16) as pool:
         replies = list(pool.map(lambda text: embeddings(server, MODEL, text), texts))
     assert {status for status, _, _ in replies} == {200}
-    found = np.array([answer["data"][0]["embedding"] for _, _, answer in replies])
-    assert cosines(found, expected).min() >= 0.99999
+    rows = np.array([answer["data"][0]["embedding"] for _, _, answer in replies])
+    assert cosines(rows, expected).min() >= 0.99999
     assert max(int(headers["x-shoal-batch-size"]) for _, headers, _ in replies) > 1
 
 
@@ -266,13 +266,13 @@ class CommandLineClient(ManagementClient):
 
 
 class PullClient(CommandLineClient):
-    """Put into the repository, and loaded there, by a process that has no server of Shoal's."""
+    """`shoal pull` writes to the repository and loads there, without a Shoal server."""
 
     def environ(self) -> dict[str, str]:
         sockets = re.findall(r"is ready at (/[^\s,]+)", logged(self.server))
         repository = self.home / "triton" / "repository"
-        found = {"SHOAL_HOME": str(self.home), "SHOAL_TRITON_URL": f"triton://{sockets[-1]}"}
-        return {**found, "SHOAL_TRITON_REPOSITORY": str(repository), "SHOAL_TRITON_PLATFORM": "python"}
+        variables = {"SHOAL_HOME": str(self.home), "SHOAL_TRITON_URL": f"triton://{sockets[-1]}"}
+        return {**variables, "SHOAL_TRITON_REPOSITORY": str(repository), "SHOAL_TRITON_PLATFORM": "python"}
 
     def load(self) -> None:
         from os import environ
@@ -362,6 +362,6 @@ def everything(home: Path) -> list[tuple[str, int, int]]:
 
 
 def test_its_log_is_json_lines(server: Server) -> None:
-    """Of all that happened above, Triton's start included."""
+    """It covers everything above, Triton's start included."""
     for line in logged(server).splitlines():
         assert json.loads(line)["level"] in ("info", "warning"), line

@@ -1,4 +1,4 @@
-"""What a Triton answers when it cannot or must not: errors, full queues, deadlines, departures, huge answers."""
+"""Triton's failures and limits: errors, full queues, deadlines, disconnects, huge answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SERVED = ("failing", "slow", "near_free", "narrow", "queued", "away")
 
 @pytest.fixture(scope="module")
 def server(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """All that a test asks here. `narrow` takes 4 rows; `queued` lets one request wait; `away` is `near_free` again."""
+    """The server of these tests. `narrow` takes 4 rows; `queued` lets one request wait; `away` is `near_free` again."""
     add_model(triton, "narrow", "near_free", {"max_batch_size: 256": "max_batch_size: 4"})
     queue = "max_batch_size: 32\ndynamic_batching { default_queue_policy { max_queue_size: 1 } }"
     add_model(triton, "queued", "slow", {"max_batch_size: 32": queue})
@@ -50,7 +50,7 @@ def at_once(count: int, request: Callable[[int], Any]) -> list[Any]:
 
 
 def test_one_poisoned_text_fails_alone(server: Server) -> None:
-    """The model loses the whole batch for it; its forty neighbours are asked again without it."""
+    """The model fails the whole batch; its forty neighbors are retried without it."""
     replies = at_once(41, lambda number: embeddings(server, "failing", "poison" if number == 20 else f"text {number}"))
     assert [number for number, (status, _, _) in enumerate(replies) if status != 200] == [20]
     status, _, answer = replies[20]
@@ -60,7 +60,7 @@ def test_one_poisoned_text_fails_alone(server: Server) -> None:
 
 
 def test_a_refusal_of_the_model_is_the_client_s(server: Server) -> None:
-    """INVALID_ARG is a 400 in each dialect, with the model's words; others' requests go on."""
+    """INVALID_ARG is a 400 in each dialect, with the model's message; others' requests continue."""
     for path, body in (
         ("/v1/embeddings", {"model": "failing", "input": "reject"}),
         ("/infer", {"model_name": "failing", "text": "reject"}),
@@ -76,7 +76,7 @@ def test_a_refusal_of_the_model_is_the_client_s(server: Server) -> None:
 
 
 def test_a_row_that_is_no_number(server: Server) -> None:
-    """A NaN never leaves the house: its request fails, its neighbours of the same batch do not."""
+    """A NaN is never returned: its request fails, its neighbors of the same batch do not."""
     replies = at_once(16, lambda number: embeddings(server, "failing", "nan" if number == 5 else "fine"))
     assert [number for number, (status, _, _) in enumerate(replies) if status != 200] == [5]
     assert replies[5][0] in (500, 502)
@@ -84,14 +84,14 @@ def test_a_row_that_is_no_number(server: Server) -> None:
 
 
 def test_a_model_that_answers_unavailable(server: Server) -> None:
-    """It keeps saying so: the request ends within its deadline, and the model is back in service for others."""
+    """It answers so every time: the request ends within its deadline, and the model is back in service for others."""
     status, _, answer = embeddings(server, "failing", "unavailable", **{"x-request-timeout": 5})
     assert status in (502, 503, 504), answer
     until(lambda: embeddings(server, "failing", "fine")[0] == 200, what="recovery")
 
 
 def test_the_batch_limit_is_respected(server: Server, triton: Triton) -> None:
-    """A request of 64 texts reaches a model that takes 4 in pieces; it never saw more."""
+    """A request of 64 texts reaches a model that takes 4 in pieces; it never gets more."""
     status, headers, _ = embeddings(server, "narrow", [f"text {number}" for number in range(64)])
     assert status == 200
     assert 1 <= int(headers["x-shoal-batch-size"]) <= 4
@@ -101,7 +101,8 @@ def test_the_batch_limit_is_respected(server: Server, triton: Triton) -> None:
 
 
 def test_unloaded_behind_our_back(server: Server, triton: Triton) -> None:
-    """Out of service with the reason, not loaded again by us, and back by itself once somebody loads it."""
+    """The model is out of service with the reason, Shoal does not load it, and it is back by itself once somebody
+    does."""
     assert vectors(server, "away", "a").shape == (1, 1024)
     triton.unload("away")
     status, _, answer = embeddings(server, "away", "a", **{"x-request-timeout": 3})
@@ -121,7 +122,7 @@ def count(triton: Triton, word: str) -> int:
 
 
 def test_a_deadline_reaches_the_model(server: Server, triton: Triton) -> None:
-    """504, and the model is told to stop."""
+    """504, and the model's call is cancelled."""
     before = count(triton, "cancelled")
     status, _, answer = embeddings(server, "slow", "20000", **{"x-request-timeout": 0.5})
     assert status == 504, answer
@@ -130,7 +131,7 @@ def test_a_deadline_reaches_the_model(server: Server, triton: Triton) -> None:
 
 
 def test_a_client_that_leaves_reaches_the_model(server: Server, triton: Triton) -> None:
-    """Nobody waits for the answer any more, so nobody computes it."""
+    """With no reader left, the computation is cancelled."""
     cancelled, started = count(triton, "cancelled"), count(triton, "began")
     body = json.dumps({"model": "slow", "input": "20000"}).encode()
     head = f"POST /v1/embeddings HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n"
@@ -141,8 +142,9 @@ def test_a_client_that_leaves_reaches_the_model(server: Server, triton: Triton) 
     until(lambda: count(triton, "cancelled") > cancelled, 10, what="the cancellation")
 
 
-def test_a_full_queue_loses_nobody(server: Server, triton: Triton) -> None:
-    """Other clients of the same Triton fill the model's queue: ours wait or are told to come again."""
+def test_a_full_queue_loses_no_request(server: Server, triton: Triton) -> None:
+    """Other clients of the same Triton fill the model's queue: Shoal's requests wait, or get a status to retry
+    later."""
     stop = time.monotonic() + 4
 
     def others(_: int) -> int:
@@ -162,7 +164,7 @@ def test_a_full_queue_loses_nobody(server: Server, triton: Triton) -> None:
 
 
 def test_a_model_whose_process_dies(own_triton: OwnTriton, tmp_path: Path) -> None:
-    """Triton goes on calling it READY and fails every request; here it is loaded anew without anybody's help."""
+    """Triton keeps reporting READY and fails every request; Shoal reloads the model by itself."""
     triton = own_triton()
     with serving(tmp_path / "server", [f"triton://{triton.url}#failing"]) as server:
         [stub] = [path for path in Path("/proc").glob("[0-9]*") if parent(path) == triton.pid]
@@ -175,7 +177,7 @@ def test_a_model_whose_process_dies(own_triton: OwnTriton, tmp_path: Path) -> No
 
 
 def test_a_text_that_kills_the_models_process(own_triton: OwnTriton, tmp_path: Path) -> None:
-    """It fails alone, is not tried again alone, and the others are answered once the process is back; every time."""
+    """It fails alone, is not retried alone, and the others are answered once the process is back; every time."""
     triton = own_triton()
     with serving(tmp_path / "server", [f"triton://{triton.url}#failing"]) as server:
         for each in range(2):
@@ -198,8 +200,8 @@ def parent(process: Path) -> int:
         return 0
 
 
-def test_nothing_of_this_is_a_surprise(server: Server) -> None:
-    """No traceback, and all models serve at the end."""
+def test_no_failure_leaves_a_traceback(server: Server) -> None:
+    """Runs last: all models still serve."""
     assert "Traceback" not in logged(server)
     assert [status_of(server, name) for name in SERVED] == ["loaded"] * len(SERVED)
 
@@ -215,7 +217,7 @@ async def engine_of(control: Control, name: str) -> TritonEngine:
     target = Endpoint(client=control.client, control=control, address=f"triton://test#{name}", model=name)
 
     async def admit(engine: TritonEngine) -> None:
-        """Nothing to compare it with."""
+        """Skip the comparison of vectors."""
 
     embedder = await target.find()
     assert isinstance(embedder, Embedder)
@@ -231,7 +233,7 @@ def soon(seconds: float = 50.0) -> float:
 
 
 async def test_answers_of_a_hundred_megabytes(control: Control) -> None:
-    """As they are, far over gRPC's own limit of 4 MB; and what is small is answered beside it."""
+    """Returned unchanged, far over gRPC's own limit of 4 MB; small answers are returned beside them."""
     engine = await engine_of(control, "big")
     inputs = {"text": np.array(["100"], object)}
     answer = (await engine.infer(inputs, ["embedding"], {}, soon()))["embedding"]
@@ -241,7 +243,7 @@ async def test_answers_of_a_hundred_megabytes(control: Control) -> None:
 
 
 async def test_the_engine_s_errors(control: Control) -> None:
-    """Each failure of a model as what it is, so that the lane knows whom to blame."""
+    """Each failure of a model has its own error type, so that the lane knows its cause."""
     engine = await engine_of(control, "failing")
     with pytest.raises(EngineFailed, match="told to fail"):
         await engine.infer(rows("poison"), ["embedding"], {}, soon())
@@ -263,7 +265,7 @@ async def test_the_engine_s_errors(control: Control) -> None:
 
 
 async def test_every_call_about_the_server(control: Control, triton: Triton) -> None:
-    """The calls that no model's life needs, on the real server."""
+    """Calls that no model's life cycle needs, on the real server."""
     client = control.client
     assert await client.server_live(deadline=soon())
     metadata = await client.unary("ServerMetadata", pb.ServerMetadataRequest(), pb.ServerMetadataResponse, soon())

@@ -1,5 +1,5 @@
-"""The whole embedding family on a real Triton: what Shoal puts there gives what it gives here, for many users at once,
-and again after a restart."""
+"""The whole embedding family on a real Triton: models that Shoal writes there give the same results as the local
+engine, for many concurrent users, and again after a restart."""
 
 from __future__ import annotations
 
@@ -72,19 +72,19 @@ def configuration(folder: Path, triton: Triton, *names: str) -> Path:
 @pytest.fixture(scope="module")
 def family(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shoal]:
     folder = tmp_path_factory.mktemp("family")
-    with shoal.open(config=configuration(folder, triton, *MAKERS, "minilm")) as opened:
-        yield opened
+    with shoal.open(config=configuration(folder, triton, *MAKERS, "minilm")) as client:
+        yield client
     for name in (*MAKERS, "minilm"):
         triton.unload(name)
         shutil.rmtree(triton.repository / name)
 
 
-def same(here: Any, there: Any) -> None:
-    """Two answers, kind by kind, within 1e-5."""
+def agree(here: Any, there: Any) -> None:
+    """Whether two answers agree within 1e-5, kind by kind."""
     if isinstance(here, SparseVector):
         weights = [dict(zip(each.indices.tolist(), each.values.tolist(), strict=True)) for each in (here, there)]
         one, other = weights
-        # A weight that is nearly none may be left out on one side.
+        # A near-zero weight may be missing on one side.
         assert all(abs(one.get(index, 0.0) - other.get(index, 0.0)) < 1e-5 for index in one.keys() | other.keys())
         return
     assert here.shape == there.shape
@@ -93,19 +93,19 @@ def same(here: Any, there: Any) -> None:
 
 
 def assert_same(here: Embedded, there: Embedded) -> None:
-    """Every vector of two answers."""
+    """Assert that every vector of two answers agrees."""
     assert here.tokens == there.tokens
     if here.vectors.size or there.vectors.size:
-        same(here.vectors, there.vectors)
+        agree(here.vectors, there.vectors)
     for kind in ("sparse", "token_vectors", "multi_vectors"):
         for one, other in zip(getattr(here, kind), getattr(there, kind), strict=True):
-            same(one, other)
+            agree(one, other)
 
 
 @pytest.mark.parametrize("name", VECTORS)
 @pytest.mark.parametrize("role", ["query", "document"])
 def test_vectors_of_every_kind(family: Shoal, name: str, role: str) -> None:
-    """Alone and together: dense, sparse, of late interaction, of tokens."""
+    """Alone and together: dense, sparse, late-interaction and token vectors."""
     kinds = VECTORS[name]
     for outputs in {*((kind,) for kind in kinds), kinds}:
         options = {} if role == "document" and name == "minilm" else {"input_type": role}
@@ -114,33 +114,33 @@ def test_vectors_of_every_kind(family: Shoal, name: str, role: str) -> None:
             for model in (f"{name}-here", name)
         )
         assert_same(here, there)
-        found = {
+        by_kind = {
             "dense": there.vectors.size,
             "sparse": any(len(each.values) for each in there.sparse),
             "multi": there.multi_vectors,
         }
-        assert {kind: bool(value) for kind, value in found.items()} == {kind: kind in outputs for kind in found}
+        assert {kind: bool(value) for kind, value in by_kind.items()} == {kind: kind in outputs for kind in by_kind}
         assert bool(there.token_vectors) == ("tokens" in outputs)
 
 
 @pytest.mark.parametrize("name", ["cross", "saved-cross", "three"])
 @pytest.mark.parametrize("raw", [False, True])
 def test_scores(family: Shoal, name: str, raw: bool) -> None:
-    """Of pairs and of single texts, under the model's activation and without it."""
+    """Of pairs and of single texts, with the model's activation and without."""
     inputs: list[Any] = [*TEXTS, *((QUERY, text) for text in TEXTS)]
     here, there = (family.classify(inputs, raw_scores=raw, model=model) for model in (f"{name}-here", name))
     for one, other in zip(here, there, strict=True):
         assert len(one) == (3 if name == "three" else 1)
         scores = {each.label: each.score for each in other}
-        same(np.array([each.score for each in one]), np.array([scores[each.label] for each in one]))
+        agree(np.array([each.score for each in one]), np.array([scores[each.label] for each in one]))
 
 
 @pytest.mark.parametrize("name", ["cross", "saved-cross", "pylate", "m3", "minilm"])
 def test_ranking(family: Shoal, name: str) -> None:
-    """A reranker by its scores, an embedder by its vectors; a classifier of three labels ranks nothing."""
+    """A reranker ranks by its scores, an embedder by its vectors; a classifier of three labels does not rank."""
     here, there = (family.rerank(QUERY, TEXTS, model=model) for model in (f"{name}-here", name))
     assert [each.index for each in here] == [each.index for each in there]
-    same(np.array([each.score for each in here]), np.array([each.score for each in there]))
+    agree(np.array([each.score for each in here]), np.array([each.score for each in there]))
     with pytest.raises(Unsupported):
         family.rerank(QUERY, TEXTS, model="three")
 
@@ -155,7 +155,7 @@ def counts(triton: Triton, model: str) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("name", ["cross", "three", "splade", "m3", "pylate", "minilm"])
 async def test_many_users_share_calls(family: Shoal, triton: Triton, name: str) -> None:
-    """Everybody asks for one thing of one's own; Triton sees a few large requests."""
+    """Each user sends a distinct request; Triton receives a few large calls."""
     kinds = VECTORS.get(name)
 
     async def user(number: int) -> None:
@@ -179,7 +179,7 @@ async def test_many_users_share_calls(family: Shoal, triton: Triton, name: str) 
 
 
 def test_only_requested_outputs_are_transferred(family: Shoal, triton: Triton) -> None:
-    """The entry names every output; one that is not wanted is not answered. Its shapes are those of the graph."""
+    """The entry names every output; Triton sends only requested ones. Their shapes are those of the graph."""
     _, config = triton.http("GET", "/v2/models/m3/config")
     assert {one["name"]: one["dims"] for one in config["output"]} == {
         "sentence_embedding": [16],
@@ -201,8 +201,8 @@ def test_only_requested_outputs_are_transferred(family: Shoal, triton: Triton) -
 
 @pytest.mark.parametrize("name", ["saved-cross", "splade", "m3", "pylate", "static"])
 def test_another_shoal_knows_them_by_their_entries(family: Shoal, triton: Triton, tmp_path: Path, name: str) -> None:
-    """Its home is empty: what the model is stands in the entry, and the tokenizer comes from the model's source. The
-    prompts of its own table stand before its texts."""
+    """Its home is empty: the entry describes the model, and the tokenizer comes from the model's source. Its own
+    settings add the prompts."""
     config = tmp_path / "shoal.toml"
     config.write_text(
         f'[models."{name}"]\nbackends = ["triton://{triton.url}#{name}"]\nprompts = {{"mine" = "a fish "}}\n'
@@ -220,8 +220,8 @@ def test_another_shoal_knows_them_by_their_entries(family: Shoal, triton: Triton
         assert here.space != there.space
 
 
-def back(ask: Callable[[], Embedded]) -> Embedded:
-    """The answer of a model that is waited for."""
+def when_available(ask: Callable[[], Embedded]) -> Embedded:
+    """Retry until the model answers; return the answer."""
     end = time.monotonic() + 60
     while True:
         try:
@@ -232,15 +232,15 @@ def back(ask: Callable[[], Embedded]) -> Embedded:
 
 
 def test_after_a_restart(own_triton: OwnTriton, tmp_path: Path) -> None:
-    """Triton dies and comes back without a model: Shoal loads it again, and it scores as before. So it does for a Shoal
-    that begins anew."""
+    """Triton dies and comes back without a model: Shoal loads it again, and its scores are unchanged. The same holds
+    for a newly started Shoal."""
     triton = own_triton()
     config = configuration(tmp_path, triton, "cross", "m3")
-    with shoal.open(config=config) as opened:
-        scores = opened.rerank(QUERY, TEXTS, model="cross")
-        weights = opened.embed(TEXTS, outputs=("sparse", "multi"), model="m3")
+    with shoal.open(config=config) as client:
+        scores = client.rerank(QUERY, TEXTS, model="cross")
+        weights = client.embed(TEXTS, outputs=("sparse", "multi"), model="m3")
         os.kill(triton.pid, signal.SIGKILL)
-        assert opened.rerank(QUERY, TEXTS, model="cross") == scores
-        assert_same(weights, back(lambda: opened.embed(TEXTS, outputs=("sparse", "multi"), model="m3")))
-    with shoal.open(config=config) as opened:
-        assert opened.rerank(QUERY, TEXTS, model="cross") == scores
+        assert client.rerank(QUERY, TEXTS, model="cross") == scores
+        assert_same(weights, when_available(lambda: client.embed(TEXTS, outputs=("sparse", "multi"), model="m3")))
+    with shoal.open(config=config) as client:
+        assert client.rerank(QUERY, TEXTS, model="cross") == scores

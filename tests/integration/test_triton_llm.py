@@ -1,4 +1,5 @@
-"""Language models on a real Triton: every kind of model through its generator, and one of tokens through all of it."""
+"""Language models on a real Triton: every kind of model through its generator, and one token model through the whole
+pipeline."""
 
 from __future__ import annotations
 
@@ -60,17 +61,19 @@ async def opened(loaded: Triton) -> AsyncIterator[Open]:
     """Generators of models by name."""
     async with grpc_in_use():
         client = Client(loaded.url)
-        made: list[TritonGenerator] = []
+        generators: list[TritonGenerator] = []
 
         async def open_(model: str, adapters: Mapping[str, Adapter] | None = None) -> TritonGenerator:
             target = Endpoint(client=client, control=Control(client), address=f"triton://{loaded.url}", model=model)
             schema = await target.find()
             assert isinstance(schema, LlmSchema)
-            made.append(TritonGenerator(target, model, schema=schema, words=WORDS, adapters=adapters, serving=True))
-            return made[-1]
+            generators.append(
+                TritonGenerator(target, model, schema=schema, words=WORDS, adapters=adapters, serving=True)
+            )
+            return generators[-1]
 
         yield open_
-        for generator in made:
+        for generator in generators:
             await generator.aclose()
         await client.aclose()
 
@@ -96,20 +99,20 @@ def text_of(generator: TritonGenerator, found: list[Piece]) -> str:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("model", TEXTS)
 async def test_every_kind_answers(opened: Open, model: str, stream: bool) -> None:
-    """In pieces where it can, else whole; without the prompt, and with a reason."""
+    """In pieces where the kind can, else complete; without the prompt, and with a finish reason."""
     generator = await opened(model)
-    found = await collect(generator, "Say hello", stream=stream)
-    assert text_of(generator, found) == "Hello from Triton."
-    assert [piece.finish_reason for piece in found if piece.finish_reason] == ["stop"]
-    pieces = [piece for piece in found if piece.text]
+    output = await collect(generator, "Say hello", stream=stream)
+    assert text_of(generator, output) == "Hello from Triton."
+    assert [piece.finish_reason for piece in output if piece.finish_reason] == ["stop"]
+    pieces = [piece for piece in output if piece.text]
     assert (len(pieces) >= 3) == (stream and model not in WHOLE)
     if generator.schema.flags and model != "talker_llmapi":
-        assert [piece.prompt_tokens for piece in found if piece.prompt_tokens] == [7]
-        assert sum(piece.tokens or 0 for piece in found) == 3
+        assert [piece.prompt_tokens for piece in output if piece.prompt_tokens] == [7]
+        assert sum(piece.tokens or 0 for piece in output) == 3
 
 
 async def test_an_ensemble_is_decoupled_when_its_parts_are(opened: Open) -> None:
-    """Though its configuration says nothing of it: Triton itself adds that."""
+    """Its configuration says nothing of it: Triton itself adds that."""
     assert (await opened("talker_ensemble")).schema.decoupled
 
 
@@ -125,7 +128,7 @@ async def test_an_ensemble_is_decoupled_when_its_parts_are(opened: Open) -> None
     ],
 )
 async def test_sampling_arrives(opened: Open, model: str, expected: set[str]) -> None:
-    """As tensors of the right types: a real server refuses all others."""
+    """Sampling fields are tensors of the right types: a real server rejects all others."""
     generator = await opened(model)
     request: dict[str, Any] = {"max_tokens": 5, "temperature": 0.5, "top_k": 4, "seed": -1, "stop": ["END", "\n"]}
     able = {name: value for name, value in request.items() if name in generator.facts.parameters}
@@ -153,32 +156,32 @@ async def test_an_adapter_arrives(opened: Open) -> None:
 
 async def test_log_probabilities(opened: Open) -> None:
     generator = await opened("talker_vllm")
-    found = await collect(generator, "Say hello", logprobs=1)
-    assert [each.token for piece in found for each in piece.logprobs] == ["Hello", " from", " Triton."]
+    pieces = await collect(generator, "Say hello", logprobs=1)
+    assert [each.token for piece in pieces for each in piece.logprobs] == ["Hello", " from", " Triton."]
 
 
 async def test_cut_at_its_length(opened: Open) -> None:
-    """TensorRT-LLM tells no reason: the count does."""
-    found = await collect(await opened("talker_ensemble"), "count=9", max_tokens=2)
-    assert [piece.finish_reason for piece in found if piece.finish_reason] == ["length"]
+    """TensorRT-LLM reports no reason; the token count gives it."""
+    pieces = await collect(await opened("talker_ensemble"), "count=9", max_tokens=2)
+    assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["length"]
 
 
 @pytest.mark.parametrize("model", ["talker_vllm", "talker_ensemble", "talker_llmapi", "talker_gpt"])
 async def test_a_failure_in_the_middle(opened: Open, model: str) -> None:
-    """After what came before it; the next one is answered."""
+    """It comes after the text before it; the next request is answered."""
     generator = await opened(model)
-    found: list[Piece] = []
+    output: list[Piece] = []
     with pytest.raises(EngineFailed, match="told to fail in the middle"):
         async with aclosing(generator.generate(Prompt(text="count=9 fail=2"), Sampling(), soon())) as pieces:
             async for piece in pieces:
-                found.append(piece)  # noqa: PERF401 - an error must not lose them
+                output.append(piece)  # noqa: PERF401 - an error must not lose them
     if model not in WHOLE:
-        assert text_of(generator, found) == "w0 w1 "
+        assert text_of(generator, output) == "w0 w1 "
     assert generator.ready()
     assert text_of(generator, await collect(generator, "Say hello")) == "Hello from Triton."
 
 
-def noted_ids(loaded: Triton, kind: str, word: str) -> list[str]:
+def ids_in_notes(loaded: Triton, kind: str, word: str) -> list[str]:
     return [line.split()[2] for line in loaded.noted() if line.startswith(f"{kind} {word} ")]
 
 
@@ -186,46 +189,46 @@ def noted_ids(loaded: Triton, kind: str, word: str) -> list[str]:
     ("model", "kind"), [("talker_vllm", "vllm"), ("talker_ensemble", "bls"), ("talker_llmapi", "llmapi")]
 )
 async def test_a_reader_that_leaves_ends_the_work(loaded: Triton, opened: Open, model: str, kind: str) -> None:
-    """By the call's end, or, since that does not reach a running step of an ensemble, by the engine
-    being told the request's id."""
+    """The end of the call stops it; for an ensemble, whose running step that does not reach, a request with its id
+    does."""
     generator = await opened(model)
-    before = set(noted_ids(loaded, kind, "cancelled"))
-    stops = set(noted_ids(loaded, kind, "stopped"))
+    before = set(ids_in_notes(loaded, kind, "cancelled"))
+    stops = set(ids_in_notes(loaded, kind, "stopped"))
     async with aclosing(generator.generate(Prompt(text="count=600 delay_ms=20"), Sampling(), soon())) as pieces:
         assert (await anext(pieces)).text == "w0 "
-    await until(lambda: len(set(noted_ids(loaded, kind, "cancelled")) - before) == 1)
-    [ended] = set(noted_ids(loaded, kind, "cancelled")) - before
+    await until(lambda: len(set(ids_in_notes(loaded, kind, "cancelled")) - before) == 1)
+    [ended] = set(ids_in_notes(loaded, kind, "cancelled")) - before
     if kind != "vllm":
-        await until(lambda: set(noted_ids(loaded, kind, "stopped")) - stops == {ended})
+        await until(lambda: set(ids_in_notes(loaded, kind, "stopped")) - stops == {ended})
 
 
-async def test_one_that_waits_for_the_whole(loaded: Triton, opened: Open) -> None:
-    """The call without a stream is cancelled as well, and so is one past its deadline."""
+async def test_a_non_streaming_call_is_cancelled(loaded: Triton, opened: Open) -> None:
+    """When its reader leaves, and past its deadline."""
     generator = await opened("talker_whole")
-    before = len(noted_ids(loaded, "ensemble", "cancelled"))
+    before = len(ids_in_notes(loaded, "ensemble", "cancelled"))
     prompt = Prompt(text="count=600 delay_ms=20")
     reading = asyncio.create_task(anext(generator.generate(prompt, Sampling(max_tokens=999), soon())))
     await asyncio.sleep(0.2)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
-    await until(lambda: len(noted_ids(loaded, "ensemble", "cancelled")) == before + 1)
+    await until(lambda: len(ids_in_notes(loaded, "ensemble", "cancelled")) == before + 1)
     with pytest.raises(DeadlineExceeded):
         await anext(generator.generate(prompt, Sampling(max_tokens=999), soon(0.2)))
-    await until(lambda: len(noted_ids(loaded, "ensemble", "cancelled")) == before + 2)
+    await until(lambda: len(ids_in_notes(loaded, "ensemble", "cancelled")) == before + 2)
 
 
 async def test_many_at_once(opened: Open) -> None:
-    """More than a connection takes, each with its own words, in order."""
+    """More than one connection takes; each gets its own words, in order."""
     generator = await opened("talker_vllm")
-    found = await asyncio.gather(*(collect(generator, f"count={3 + n % 5} delay_ms=5") for n in range(150)))
-    for number, pieces in enumerate(found):
+    answers = await asyncio.gather(*(collect(generator, f"count={3 + n % 5} delay_ms=5") for n in range(150)))
+    for number, pieces in enumerate(answers):
         assert text_of(generator, pieces) == "".join(f"w{at} " for at in range(3 + number % 5))
 
 
 @pytest.fixture(scope="module")
 def llama() -> Any:
-    """The model that runs in Triton, here."""
+    """The model that runs in Triton, in this process."""
     backend: Any = ModuleType("triton_python_backend_utils")
     backend.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
     sys.modules[backend.__name__] = backend
@@ -259,8 +262,8 @@ PROMPT = Prompt(text="", ids=(17, 40, 99, 300), tokens=4)
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("model", TOKENS)
 class TestTokens:
-    async def test_the_very_tokens_of_the_model(self, opened: Open, llama: Any, model: str, stream: bool) -> None:
-        """Greedy, and sampled by a seed."""
+    async def test_tokens_equal_those_of_the_model(self, opened: Open, llama: Any, model: str, stream: bool) -> None:
+        """Greedy, and sampled with a seed."""
         generator = await opened(model)
         sampled: tuple[tuple[dict[str, Any], list[int]], ...] = (
             ({"temperature": 0.0}, continued(llama, list(PROMPT.ids or ()), 12)),
@@ -270,25 +273,25 @@ class TestTokens:
             ),
         )
         for options, expected in sampled:
-            found = await collect(generator, PROMPT, stream=stream, max_tokens=12, **options)
-            ids = [id for piece in found for id in piece.ids]
+            pieces = await collect(generator, PROMPT, stream=stream, max_tokens=12, **options)
+            ids = [id for piece in pieces for id in piece.ids]
             assert ids == expected
-            assert sum(piece.tokens or 0 for piece in found) == len(ids)
-            assert [piece.finish_reason for piece in found if piece.finish_reason] == ["length"]
-            assert (sum(1 for piece in found if piece.ids) > 1) == (stream and model not in WHOLE)
+            assert sum(piece.tokens or 0 for piece in pieces) == len(ids)
+            assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["length"]
+            assert (sum(1 for piece in pieces if piece.ids) > 1) == (stream and model not in WHOLE)
 
-    async def test_words_that_end_it(self, opened: Open, llama: Any, model: str, stream: bool) -> None:
-        """Two tokens in a row that the model is about to say."""
+    async def test_stop_texts(self, opened: Open, llama: Any, model: str, stream: bool) -> None:
+        """The stop text is two consecutive tokens of the model's answer."""
         generator = await opened(model)
         expected = continued(llama, list(PROMPT.ids or ()), 8)
         stop = "".join(map(chr, expected[3:5]))
-        found = await collect(generator, PROMPT, stream=stream, max_tokens=8, temperature=0.0, stop=[stop])
-        assert [id for piece in found for id in piece.ids] == expected[:5]
+        pieces = await collect(generator, PROMPT, stream=stream, max_tokens=8, temperature=0.0, stop=[stop])
+        assert [id for piece in pieces for id in piece.ids] == expected[:5]
 
     async def test_log_probabilities(self, opened: Open, model: str, stream: bool) -> None:
         generator = await opened(model)
-        found = await collect(generator, PROMPT, stream=stream, max_tokens=3, temperature=0.0, logprobs=0)
-        logprobs = [each for piece in found for each in piece.logprobs]
+        pieces = await collect(generator, PROMPT, stream=stream, max_tokens=3, temperature=0.0, logprobs=0)
+        logprobs = [each for piece in pieces for each in piece.logprobs]
         assert len(logprobs) == 3
         assert all(each.logprob < 0 for each in logprobs)
-        assert [each.token for each in logprobs] == [chr(id) for piece in found for id in piece.ids]
+        assert [each.token for each in logprobs] == [chr(id) for piece in pieces for id in piece.ids]

@@ -1,4 +1,4 @@
-"""Models of a Triton that Shoal did not make, and those that it makes for Triton's own clients."""
+"""Models on a Triton that Shoal did not write, and models that Shoal writes for Triton's own clients."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def env(tmp_path: Path, hub: str) -> dict[str, str]:
 
 
 def test_a_model_that_reads_text(triton: Triton, tmp_path: Path) -> None:
-    """One BYTES tensor in, a vector out: its very numbers reach the client, by name and by whole address."""
+    """One BYTES tensor in, a vector out: the client gets its exact numbers, by name and by full address."""
     triton.load("near_free")
     expected = np.stack([near_free_vector(text) for text in TEXTS[:4]])
     with serving(tmp_path, [f"triton://{triton.url}#near_free"]) as server:
         _, _, answer = ask(server, "POST", "/embed", {"inputs": TEXTS[:4], "normalize": False})
         assert np.array_equal(np.array(answer, np.float32), expected)
-        found = vectors(server, "near_free", TEXTS[:4])
-        assert np.allclose(found, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
+        rows = vectors(server, "near_free", TEXTS[:4])
+        assert np.allclose(rows, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
         _, _, answer = ask(server, "GET", "/v1/models/near_free")
         assert (answer["backend"], answer["dimension"]) == ("triton", 1024)
         _, headers, answer = embeddings(server, "near_free", "a", dimensions=3)
@@ -70,8 +70,8 @@ def unit_vector(text: str) -> Array:
     return np.asarray(vector / np.linalg.norm(vector))
 
 
-def test_it_is_loaded_where_it_was_not(triton: Triton, tmp_path: Path) -> None:
-    """Naming a model of a repository is reason enough to load it."""
+def test_a_named_model_is_loaded(triton: Triton, tmp_path: Path) -> None:
+    """Shoal loads a named model of the repository."""
     triton.unload("near_free")
     with serving(tmp_path, [f"mine=triton://{triton.url}#near_free"]) as server:
         assert np.allclose(vectors(server, "mine", "a")[0], unit_vector("a"), atol=1e-6)
@@ -81,7 +81,7 @@ def test_it_is_loaded_where_it_was_not(triton: Triton, tmp_path: Path) -> None:
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
 @pytest.mark.parametrize("unit", [False, True])
 def test_a_model_that_reads_tokens(triton: Triton, tmp_path: Path, pooling: str, unit: bool) -> None:
-    """Tokens are made here by the tokenizer of the configuration, and its token vectors are pooled here."""
+    """Shoal tokenizes with the configured tokenizer, and pools the token vectors."""
     folder = checkpoint(tmp_path / "tokenizer")
     config = f"""
 [models.tokens]
@@ -98,10 +98,10 @@ prompts = {{query = "to fish: "}}
     tokenizer.enable_truncation(12)
     with serving(tmp_path / "server", [], config=config) as server:
         for prefix, more in (("", {}), ("to fish: ", {"prompt_name": "query"})):
-            found = np.array(ask(server, "POST", "/embed", {"inputs": TEXTS[:4], "model": "tokens", **more})[2])
+            rows = np.array(ask(server, "POST", "/embed", {"inputs": TEXTS[:4], "model": "tokens", **more})[2])
             ids = [tokenizer.encode(prefix + text).ids for text in TEXTS[:4]]
             assert len({len(each) for each in ids}) > 2
-            assert np.allclose(found, [pooled(token_vectors(each), pooling, unit) for each in ids], atol=1e-5)
+            assert np.allclose(rows, [pooled(token_vectors(each), pooling, unit) for each in ids], atol=1e-5)
         _, headers, answer = embeddings(server, "tokens", TEXTS[:4])
         assert answer["usage"]["prompt_tokens"] == sum(len(tokenizer.encode(text).ids) for text in TEXTS[:4])
         assert headers["x-shoal-truncated"] == "1"
@@ -112,8 +112,8 @@ def pooled(rows: Any, pooling: str, unit: bool) -> Any:
     return row / np.linalg.norm(row) if unit else row
 
 
-def test_the_error_without_a_tokenizer_names_what_is_missing(triton: Triton, tmp_path: Path) -> None:
-    """The model's failure names the setting; what else is named is served."""
+def test_the_error_without_a_tokenizer_names_the_setting(triton: Triton, tmp_path: Path) -> None:
+    """The model fails; other named models are served."""
     addresses = [f"triton://{triton.url}#tokens_in", "fake:"]
     triton.load("tokens_in")
     with serving_unready(tmp_path, addresses) as server:
@@ -128,7 +128,7 @@ def serving_unready(*arguments: Any, **more: Any) -> Any:
 
 
 def test_a_whole_server(own_triton: OwnTriton, tmp_path: Path) -> None:
-    """Without a model in the address whatever is loaded is served; what is loaded later comes, what goes, goes."""
+    """If the address names no model, Shoal serves all loaded models, and follows later loads and unloads."""
     triton = own_triton()
     triton.load("near_free", "decoupled")
     with serving(tmp_path, [f"triton://{triton.url}"]) as server:
@@ -148,8 +148,8 @@ def text_tensor(*texts: str) -> dict[str, Any]:
     return {"name": "text", "datatype": "BYTES", "shape": [len(texts), 1], "data": texts}
 
 
-def test_what_cannot_be_served_is_listed_and_left_alone(triton: Triton, tmp_path: Path, env: dict[str, str]) -> None:
-    """A model with answers in a stream: its load says why not, it is as before, and it is nobody's to delete."""
+def test_unsupported_models_are_listed_and_left_unchanged(triton: Triton, tmp_path: Path, env: dict[str, str]) -> None:
+    """Loading a model with streamed answers fails with the reason, and leaves it unchanged; nobody may delete it."""
     triton.unload("decoupled")
     before = entry_files(triton, "decoupled")
     place = ["--triton-url", triton.url, "--triton-repository", str(triton.repository)]
@@ -170,13 +170,13 @@ def test_what_cannot_be_served_is_listed_and_left_alone(triton: Triton, tmp_path
 
 
 def entry_files(triton: Triton, name: str) -> list[Path]:
-    """What lies in a model's folder, without what Python compiles there."""
+    """The files in a model's folder, without Python's compiled ones."""
     return sorted(path for path in (triton.repository / name).rglob("*") if "__pycache__" not in path.parts)
 
 
 @pytest.mark.parametrize("pushed", [False, True], ids=["written", "pushed"])
 def test_texts_in_for_clients_of_triton(triton: Triton, tmp_path: Path, env: dict[str, str], pushed: bool) -> None:
-    """With text_in Triton alone answers texts, with the vectors that Shoal gives; so does another Shoal before it."""
+    """With text_in, Triton alone answers texts, with Shoal's vectors; so does another Shoal in front of it."""
     place = ["--triton-url", triton.url] + ([] if pushed else ["--triton-repository", str(triton.repository)])
     with serving(tmp_path / "server", [], "--no-default-model", *place, env=env) as server:
         status, _, answer = ask(server, "POST", f"/v1/models/{TINY}/load", {"text_in": True})
@@ -185,8 +185,8 @@ def test_texts_in_for_clients_of_triton(triton: Triton, tmp_path: Path, env: dic
         status, answer = triton.infer("org~tiny", *TEXTS[:4])
         assert status == 200, answer
         [output] = answer["outputs"]
-        found = np.array(output["data"], np.float32).reshape(output["shape"])
-        assert cosines(found, expected).min() >= 0.99999
+        rows = np.array(output["data"], np.float32).reshape(output["shape"])
+        assert cosines(rows, expected).min() >= 0.99999
         with serving(tmp_path / "second", [f"again=triton://{triton.url}#org~tiny"]) as second:
             assert cosines(vectors(second, "again", TEXTS[:4]), expected).min() >= 0.99999
         status, _, answer = ask(server, "DELETE", f"/v1/models/{TINY}", {})
@@ -197,8 +197,8 @@ def test_texts_in_for_clients_of_triton(triton: Triton, tmp_path: Path, env: dic
         assert triton.state(part) in ("", "UNAVAILABLE")
 
 
-def test_what_one_shoal_wrote_another_serves(triton: Triton, tmp_path: Path, env: dict[str, str]) -> None:
-    """Prompts, length and pooling travel with the entry; its vectors and space are those of the local engine."""
+def test_another_shoal_serves_a_written_entry(triton: Triton, tmp_path: Path, env: dict[str, str]) -> None:
+    """The entry keeps prompts, length and pooling; its vectors and space are those of the local engine."""
     place = ["--triton-url", triton.url, "--triton-repository", str(triton.repository)]
     with serving(tmp_path / "writer", [TINY], *place, env=env):
         assert triton.state("org~tiny") == "READY"
@@ -222,7 +222,7 @@ def test_what_one_shoal_wrote_another_serves(triton: Triton, tmp_path: Path, env
 
 
 def test_an_expected_dimension_that_is_wrong(triton: Triton, tmp_path: Path) -> None:
-    """The model decides; the difference is the model's failure, with both numbers."""
+    """The model decides; a mismatch fails the model with both numbers."""
     config = f'[models.near]\nbackends = ["triton://{triton.url}#near_free"]\ndimension = 384\n'
     config += '[models.fake]\nbackends = ["fake:"]\n'
     triton.load("near_free")
@@ -232,7 +232,7 @@ def test_an_expected_dimension_that_is_wrong(triton: Triton, tmp_path: Path) -> 
 
 
 def test_tensors_under_other_names(triton: Triton, tmp_path: Path) -> None:
-    """Two inputs that could be the text: the configuration says which tensor is which."""
+    """Two inputs could be the text: the configuration says which tensor is which."""
     add_model(triton, "renamed", "near_free", {'name: "text"': 'name: "prompt"', 'name: "embedding"': 'name: "vec"'})
     code = (triton.repository / "renamed" / "1" / "model.py").read_text()
     code = code.replace('"text"', '"prompt"').replace('"embedding"', '"vec"')

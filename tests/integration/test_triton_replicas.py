@@ -21,7 +21,7 @@ OTHERS = "made = np.arange(1024, dtype=np.float32) * np.ones((len(texts), 1), np
 
 
 def change(triton: Triton, old: str, new: str) -> None:
-    """Replace a line of near_free, and load it anew."""
+    """Replace a line of near_free, and reload it."""
     path = triton.repository / "near_free" / "1" / "model.py"
     text = path.read_text()
     assert old in text
@@ -35,24 +35,24 @@ def executed(triton: Triton) -> int:
 
 
 def both_work(server: Server, *tritons: Triton) -> bool:
-    """Whether a burst reaches each of them."""
+    """Return whether a burst reaches both."""
     before = [executed(each) for each in tritons]
     vectors(server, "both", [f"text {number}" for number in range(2000)], dimensions=2)
     return all(executed(each) > count for each, count in zip(tritons, before, strict=True))
 
 
 def test_replicas_agree_or_do_not_join(own_triton: OwnTriton, tmp_path: Path) -> None:
-    """One with other vectors is kept out and said so; once it has the right ones it joins; when one is killed under
-    load nobody notices."""
+    """A replica with other vectors is kept out, with a log line; once it has the right ones it joins. When one is
+    killed under load, no request fails."""
     first, second = own_triton(), own_triton()
     change(second, ONES, OTHERS)
     first.load("near_free")
     address = f"both=triton://{first.url}#near_free,triton://{second.url}#near_free"
     with serving(tmp_path / "server", [address]) as server:
-        until(lambda: "both-1 returns different vectors than its peers" in logged(server), what="the refusal")
+        until(lambda: "both-1 returns different vectors than the other replicas" in logged(server), what="the refusal")
         probed = executed(second)
-        found = vectors(server, "both", [f"text {number}" for number in range(500)])
-        assert np.ptp(found[:, 1:], axis=1).max() < 1e-6, "all from the first"
+        rows = vectors(server, "both", [f"text {number}" for number in range(500)])
+        assert np.ptp(rows[:, 1:], axis=1).max() < 1e-6, "all from the first"
         assert executed(second) - probed < 100, "probes alone"
         change(second, OTHERS, ONES)
         until(lambda: "both-1 is in service" in logged(server), what="the second replica")

@@ -1,4 +1,4 @@
-"""Entries of a model repository on a real Triton: loaded, asked, replaced, unloaded and pushed."""
+"""Entries of a model repository on a real Triton: load, infer, replace, unload and push."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def remove(triton: Triton, name: str) -> bool:
 
 
 def tiny(folder: Path, name: str, *, depth: int = 2, **options: Any) -> EntrySpec:
-    """A small encoder with a small tokenizer, for what takes many loads."""
+    """A small encoder with a small tokenizer, for tests with many loads."""
     spec = entry(folder, name, text=TINY, options={"platform": "python"} | options)
     Tiny(depth).save(spec.graph)
     save(wordpiece(), folder)
@@ -104,7 +104,7 @@ async def local(spec: EntrySpec, texts: list[str]) -> tuple[dict[str, Array], Ar
 
 
 def run_here(spec: EntrySpec, texts: list[str]) -> tuple[dict[str, Array], Array]:
-    """The tensors that Shoal makes of texts, and the graph's own rows for them, run here."""
+    """Return the tensors that Shoal makes of texts, and the rows that the graph gives for them in this process."""
     assert spec.text is not None
     pipeline = TextPipeline(spec.graph.parent, spec.text, truncate=True)
     prepared = pipeline.prepare([(Embed(model="", inputs=[]), text) for text in texts])
@@ -117,14 +117,14 @@ def run_here(spec: EntrySpec, texts: list[str]) -> tuple[dict[str, Array], Array
 
 def cosines(one: Array, other: Array) -> Array:
     lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    found: Array = (one * other).sum(axis=1) / lengths
-    return found
+    result: Array = (one * other).sum(axis=1) / lengths
+    return result
 
 
 async def test_the_default_model_answers_as_the_graph_does(
     triton: Triton, control: Control, stored: StoredModel
 ) -> None:
-    """Tokens in, by the python platform: every RPC of its life under a name with a slash, and the vectors."""
+    """Token ids in, by the python platform: every RPC of a model's life under a name with a slash, and the vectors."""
     spec = default_model(stored, "org/default")
     assert await write(triton, spec) == ("org~default",)
     await control.load("org~default", deadline=soon())
@@ -141,7 +141,7 @@ async def test_the_default_model_answers_as_the_graph_does(
     tensors, expected = await local(spec, TEXTS)
     sent = {name: ("INT64", array) for name, array in tensors.items()}
     assert cosines(await ask(control, "org~default", sent, "sentence_embedding"), expected).min() >= 0.99999
-    async with asyncio.timeout(PATIENCE_S):  # it answers before it counts, and was warmed up
+    async with asyncio.timeout(PATIENCE_S):  # Triton answers before it counts; the count includes warm-up
         while (await control.statistics("org~default", deadline=soon()))[0].inference_count < len(TEXTS) + 2:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     assert any(one.name == "org~default" and one.state == "READY" for one in await control.index(deadline=soon()))
@@ -152,7 +152,7 @@ async def test_the_default_model_answers_as_the_graph_does(
 
 
 async def test_texts_go_in_where_an_ensemble_is_written(triton: Triton, control: Control, stored: StoredModel) -> None:
-    """A client without a tokenizer is served by Triton alone, over gRPC and HTTP, with the same vectors."""
+    """A client without a tokenizer needs only Triton, over gRPC and HTTP, for the same vectors."""
     spec = default_model(stored, "org/texts", text_in=True, instances=2)
     names = await write(triton, spec)
     await control.load("org~texts", deadline=soon())
@@ -174,7 +174,7 @@ async def test_texts_go_in_where_an_ensemble_is_written(triton: Triton, control:
 
 
 async def test_bad_inputs_are_not_failures(triton: Triton, control: Control, tmp_path: Path) -> None:
-    """Each error is its request's own, and the model goes on."""
+    """Each error affects only its own request; the model keeps serving."""
     await write(triton, tiny(tmp_path, "bad-inputs", text_in=True))
     await control.load("bad-inputs", deadline=soon())
     outside = {name: ("INT64", np.full((1, 3), 5000, np.int64)) for name in SPEC.inputs}
@@ -186,7 +186,7 @@ async def test_bad_inputs_are_not_failures(triton: Triton, control: Control, tmp
 
 
 async def test_a_replaced_entry_is_served_after_its_load(triton: Triton, control: Control, tmp_path: Path) -> None:
-    """The parts of an ensemble are loaded anew with it, while the older one answers until then."""
+    """The parts of an ensemble are reloaded with it; the previous version answers until then."""
     older, newer = (
         tiny(tmp_path / "older", "replaced", text_in=True),
         tiny(tmp_path / "newer", "replaced", depth=3, text_in=True),
@@ -218,7 +218,7 @@ async def test_a_replaced_entry_is_served_after_its_load(triton: Triton, control
 async def test_other_platforms_are_accepted_up_to_their_backend(
     triton: Triton, control: Control, tmp_path: Path, backend: str, options: dict[str, Any]
 ) -> None:
-    """This Triton has the python backend alone: it reads the configuration and misses the backend, or the GPU."""
+    """This Triton has only the python backend: it reads the configuration and misses the backend, or the GPU."""
     await write(triton, tiny(tmp_path, "elsewhere", **options))
     with pytest.raises(ModelFailed) as caught:
         await control.load("elsewhere", deadline=soon())
@@ -228,7 +228,7 @@ async def test_other_platforms_are_accepted_up_to_their_backend(
 
 
 async def test_models_without_a_file_on_tritons_disk(triton: Triton, control: Control, tmp_path: Path) -> None:
-    """Everything travels with the load: the parts first, warm-up data too."""
+    """The load request contains all files: the parts first, warm-up data too."""
     spec = tiny(tmp_path, "org/pushed", text_in=True)
     before = sorted(triton.repository.iterdir())
     for one in await asyncio.to_thread(build_pushes, spec):
@@ -244,23 +244,23 @@ async def test_models_without_a_file_on_tritons_disk(triton: Triton, control: Co
     assert sorted(triton.repository.iterdir()) == before
 
 
-async def test_triton_sees_models_alone(triton: Triton, control: Control, tmp_path: Path) -> None:
-    """Neither the lock nor unfinished work is a model to it, and what a name leads to is what Triton calls it."""
+async def test_triton_lists_only_models(triton: Triton, control: Control, tmp_path: Path) -> None:
+    """Triton lists neither the lock nor unfinished entries as models; the entry of a name uses Triton's name for it."""
     await write(triton, tiny(tmp_path, "org/seen"))
     names = {one.name for one in await control.index(deadline=soon())}
     assert triton_name("org/seen") in names
     assert not [name for name in names if "shoal" in name]
 
 
-async def test_what_others_made_goes_on(triton: Triton, control: Control, tmp_path: Path) -> None:
-    """A model that Shoal did not make is listed as such, and loads and answers as before."""
-    made = tmp_path / "made"
-    await asyncio.to_thread(Repository(made).write, tiny(tmp_path / "store", "theirs"))
-    (made / "theirs" / "shoal.json").unlink()
-    (made / "theirs").rename(triton.repository / "theirs")
-    found = await asyncio.to_thread(Repository(triton.repository).find, "theirs")
-    assert found is not None
-    assert not found.managed
+async def test_models_of_others_keep_working(triton: Triton, control: Control, tmp_path: Path) -> None:
+    """Shoal lists a model that it did not write as such; it loads and answers as before."""
+    other = tmp_path / "made"
+    await asyncio.to_thread(Repository(other).write, tiny(tmp_path / "store", "theirs"))
+    (other / "theirs" / "shoal.json").unlink()
+    (other / "theirs").rename(triton.repository / "theirs")
+    entry = await asyncio.to_thread(Repository(triton.repository).find, "theirs")
+    assert entry is not None
+    assert not entry.managed
     with pytest.raises(Forbidden, match="not made by Shoal"):
         await remove(triton, "theirs")
     with pytest.raises(Forbidden, match="not made by Shoal"):

@@ -1,4 +1,4 @@
-"""A real tritonserver, run by Shoal: the command line, and what happens when processes die."""
+"""A real tritonserver, run by Shoal: the command line, and process crashes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPEN = (*FREE, "--open-ports", "--http-port", "0", "--metrics-port", "0")
 
 
 class Command:
-    """`shoal triton` as a user runs it, with a home of its own."""
+    """`shoal triton` as a user runs it, with its own home."""
 
     def __init__(self, folder: Path) -> None:
         self.home = triton_home(folder / "home")
@@ -47,7 +47,7 @@ class Command:
         return subprocess.run(command, env=self.env, capture_output=True, text=True, cwd=self.home, check=False)
 
     def up(self, *arguments: str) -> dict[str, Any]:
-        """Start one on free ports; what `status` says of it."""
+        """Start one on free ports; return what `status` prints."""
         before = {facts["grpc"] for facts in self.status()}
         result = self("up", "--repository", str(self.repository), *(arguments or FREE))
         assert result.returncode == 0, result.stderr
@@ -61,16 +61,17 @@ class Command:
 
 @pytest.fixture
 def command(tmp_path: Path) -> Iterator[Command]:
-    made = Command(tmp_path)
-    yield made
-    for facts in made.status():
-        made("down", "--grpc-port", str(facts["number"]))
+    command = Command(tmp_path)
+    yield command
+    for facts in command.status():
+        command("down", "--grpc-port", str(facts["number"]))
 
 
-def until(true: Callable[[], bool], patience_s: float = 30.0) -> None:
+def until(true: Callable[[], bool], condition: str, patience_s: float = 30.0) -> None:
+    """Poll until `true()`; `condition` names it in the failure."""
     end = time.monotonic() + patience_s
     while not true():
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, f"timed out after {patience_s:g} s waiting for {condition}"
         time.sleep(0.02)
 
 
@@ -95,7 +96,8 @@ def test_every_test_model_answers(triton: Triton) -> None:
 
 
 def test_up_status_logs_down(command: Command) -> None:
-    """The four commands in a row: it outlives `up`, is told about, shows its log, and is gone after `down`."""
+    """The four commands in a row: the server outlives `up`, appears in `status`, shows its log, and is gone after
+    `down`."""
     facts = command.up()
     port = facts["number"]
     assert facts["phase"] == "ready"
@@ -108,7 +110,8 @@ def test_up_status_logs_down(command: Command) -> None:
     assert result.returncode == 0
     assert result.stdout == f"Triton on port {port} is stopped\n"
     assert process_start(facts["pid"]) is None
-    until(lambda: process_start(facts["supervisor"]) is None)  # it has given the folder back, and ends
+    # The supervisor exits after it has released the folder.
+    until(lambda: process_start(facts["supervisor"]) is None, "the end of the supervisor")
     assert left_in_shared_memory(port) == []
     after = command("status")
     assert after.returncode == 1
@@ -117,7 +120,7 @@ def test_up_status_logs_down(command: Command) -> None:
 
 
 def test_up_twice_is_up_once(command: Command) -> None:
-    """The same ports and repository: the one that runs is told; another repository: refused."""
+    """With the same ports and repository, it reports the running one; another repository is an error."""
     first = command.up()
     port = f"--grpc-port={first['number']}"
     again = command("up", f"--repository={command.repository}", port)
@@ -130,7 +133,7 @@ def test_up_twice_is_up_once(command: Command) -> None:
 
 
 def test_two_side_by_side(command: Command) -> None:
-    """On ports of their own; `down` and `logs` ask which one is meant, and ending one leaves the other."""
+    """Each on its own ports; `down` and `logs` ask which one is meant, and stopping one leaves the other."""
     first, second = command.up(), command.up()
     assert {facts["phase"] for facts in command.status()} == {"ready"}
     result = command("down")
@@ -141,7 +144,7 @@ def test_two_side_by_side(command: Command) -> None:
 
 
 def test_a_port_in_use_is_named(command: Command) -> None:
-    """With the flag that chooses another, and exit code 1."""
+    """The error names the flag that chooses another; exit code 1."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = command("up", "--open-ports", "--http-port", "0", "--grpc-port", "0", "--metrics-port", str(port))
@@ -152,10 +155,10 @@ def test_a_port_in_use_is_named(command: Command) -> None:
 
 
 def test_a_killed_supervisor_takes_its_server_along(command: Command) -> None:
-    """Nothing is left running; the stale state is told as such, and `down` clears it."""
+    """No process is left; `status` reports the stale state, and `down` clears it."""
     facts = command.up()
     os.kill(facts["supervisor"], signal.SIGKILL)
-    until(lambda: process_start(facts["pid"]) is None)
+    until(lambda: process_start(facts["pid"]) is None, "the end of Triton")
     [stale] = command.status()
     assert stale["phase"] == "stale"
     assert stale["pid"] is None
@@ -164,10 +167,10 @@ def test_a_killed_supervisor_takes_its_server_along(command: Command) -> None:
 
 
 def test_a_recycled_process_id_is_left_alone(command: Command) -> None:
-    """A state whose supervisor's number now belongs to another program ends nothing."""
+    """If another program now has the supervisor's process id, `down` stops nothing."""
     facts = command.up()
     os.kill(facts["supervisor"], signal.SIGKILL)
-    until(lambda: process_start(facts["pid"]) is None)
+    until(lambda: process_start(facts["pid"]) is None, "the end of Triton")
     file = command.home / "triton" / "run" / str(facts["number"]) / "state.json"
     state = json.loads(file.read_text())
     with subprocess.Popen(["sleep", "60"]) as bystander:
@@ -179,7 +182,7 @@ def test_a_recycled_process_id_is_left_alone(command: Command) -> None:
 
 
 def test_foreground_ends_with_ctrl_c(command: Command) -> None:
-    """`up --foreground` says where it listens, and one SIGINT stops both it and the server."""
+    """`up --foreground` prints its address, and one SIGINT stops both it and the server."""
     process = subprocess.Popen(
         [sys.executable, "-m", "shoal", "triton", "up", "--foreground", f"--repository={command.repository}", *FREE],
         env=command.env,
@@ -197,7 +200,7 @@ def test_foreground_ends_with_ctrl_c(command: Command) -> None:
 
 
 def test_logs_follow(command: Command) -> None:
-    """`logs -f` shows lines that are written after it began."""
+    """`logs -f` shows lines written after it started."""
     facts = command.up()
     process = subprocess.Popen(
         [sys.executable, "-m", "shoal", "triton", "logs", "-f", "-n", "0"],
@@ -206,16 +209,16 @@ def test_logs_follow(command: Command) -> None:
         text=True,
     )
     assert process.stdout is not None
-    seen: list[str] = []
-    reader = threading.Thread(target=lambda out: seen.extend(iter(out.readline, "")), args=(process.stdout,))
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda out: lines.extend(iter(out.readline, "")), args=(process.stdout,))
     reader.start()
 
     def follows() -> bool:
         with Path(facts["log"]).open("a") as file:
             file.write("a new line\n")
-        return "a new line\n" in seen
+        return "a new line\n" in lines
 
-    until(follows)
+    until(follows, "the new line in the followed log")
     process.kill()
     process.wait()
     reader.join()
@@ -223,8 +226,8 @@ def test_logs_follow(command: Command) -> None:
 
 
 def test_a_killed_server_is_started_again(own_triton: OwnTriton) -> None:
-    """kill -9 amid a request: a new process at the same address, the log says why, and nothing is left of the old one:
-    neither the process of a model, though it is busy, nor shared memory."""
+    """kill -9 during a request: a new process listens at the same address, the log has the reason, and nothing of the
+    old one is left: neither the process of a model, though it is busy, nor shared memory."""
     triton = own_triton(backoff_s=0.1)
     triton.load("slow")
     before, port = triton.pid, triton.url.partition(":")[2]
@@ -234,26 +237,26 @@ def test_a_killed_server_is_started_again(own_triton: OwnTriton) -> None:
     assert stubs
     with ThreadPoolExecutor(1) as caller:
         request = caller.submit(triton.infer, "slow", "60000")
-        until(lambda: "slow began" in triton.noted())
+        until(lambda: "slow began" in triton.noted(), "the start of the slow call")
         os.kill(before, signal.SIGKILL)
         with pytest.raises((OSError, HTTPException)):
             request.result(30)
-    until(lambda: triton.server.restarts == 1 and triton.server.phase == "ready")
+    until(lambda: triton.server.restarts == 1 and triton.server.phase == "ready", "the restart of Triton")
     assert triton.pid != before
-    until(lambda: not any(process_start(stub) for stub in stubs))
+    until(lambda: not any(process_start(stub) for stub in stubs), "the end of the stub processes")
     assert not set(old) & set(left_in_shared_memory(port))
     triton.load("near_free")
     assert triton.infer("near_free", "again")[0] == 200
-    assert "was ended by SIGKILL; it is started again" in triton.server.log.read_text()
+    assert "was ended by SIGKILL; restarting in" in triton.server.log.read_text()
 
 
 def test_a_server_that_keeps_dying_is_given_up(own_triton: OwnTriton) -> None:
-    """After so many times in a row the phase is "failed"; closing it is still clean."""
+    """After the maximum number of consecutive crashes the phase is "failed"; closing it is still clean."""
     triton = own_triton(backoff_s=0.05, restarts=1)
     os.kill(triton.pid, signal.SIGKILL)
-    until(lambda: triton.server.restarts == 1 and triton.server.phase == "ready")
+    until(lambda: triton.server.restarts == 1 and triton.server.phase == "ready", "the restart of Triton")
     os.kill(triton.pid, signal.SIGKILL)
-    until(lambda: triton.server.phase == "failed")
+    until(lambda: triton.server.phase == "failed", "the failure of Triton")
     assert triton.server.pid is None
 
 
@@ -262,14 +265,14 @@ def children(pid: int) -> list[int]:
 
 
 def test_a_server_that_cannot_start_shows_its_log(own_triton: OwnTriton) -> None:
-    """A model that is to be loaded at the start is not there: the end of the log is in the error."""
+    """A model to load at the start is missing: the error contains the end of the log."""
     with pytest.raises(SetupError, match="before it was ready") as caught:
         own_triton(load=("no-such-model",))
     assert "no-such-model" in caught.value.message
 
 
 async def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
-    """Leaving in the middle of the start ends the process and gives the port's folder back."""
+    """Cancelling the start ends the process and releases the port's folder."""
     home = triton_home(tmp_path / "home")
     options = TritonOptions(home=home, http_port=0, grpc_port=0, metrics_port=0)
 
@@ -279,7 +282,7 @@ async def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
 
     task = asyncio.create_task(start())
     states = home / "triton" / "run"
-    await asyncio.to_thread(until, lambda: bool(list(states.glob("*/log"))))
+    await asyncio.to_thread(until, lambda: bool(list(states.glob("*/log"))), "the log of Triton")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -287,7 +290,7 @@ async def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_on_the_event_loop_of_a_server(tmp_path: Path) -> None:
-    """On uvloop, as `shoal serve --triton` has it: started, asked and stopped without blocking the loop."""
+    """On uvloop, as `shoal serve --triton` runs it: started, called and stopped without blocking the loop."""
     options = TritonOptions(home=triton_home(tmp_path / "home"), http_port=0, grpc_port=0, metrics_port=0)
 
     async def run() -> int | None:
@@ -296,7 +299,7 @@ def test_on_the_event_loop_of_a_server(tmp_path: Path) -> None:
             assert server.repository == tmp_path / "home" / "triton" / "repository"
             assert server.pid is not None
             os.kill(server.pid, signal.SIGKILL)
-            await asyncio.to_thread(until, lambda: server.restarts == 1 and server.phase == "ready")
+            await asyncio.to_thread(until, lambda: server.restarts == 1 and server.phase == "ready", "the restart")
             return server.pid
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -308,7 +311,7 @@ def test_on_the_event_loop_of_a_server(tmp_path: Path) -> None:
 def test_a_tritonserver_on_path_is_taken(
     triton: Triton, tmp_path: Path, own_triton: OwnTriton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the backends beside it, and without a Python of Shoal's: it is the machine's own."""
+    """With the backends beside it, and without Shoal's Python: it is the machine's own."""
     binary = Path(json.loads(state_of(triton))["binary"])
     monkeypatch.setenv("PATH", f"{binary.parent}{os.pathsep}{os.environ['PATH']}")
     found = own_triton()

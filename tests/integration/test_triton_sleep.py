@@ -1,4 +1,4 @@
-"""Models on Triton that give way to others, or that nobody asks for."""
+"""Models on Triton that sleep to make room for others, or when idle."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def test_one_place_for_two_models(triton: Triton, tmp_path: Path, env: dict[str,
 
 
 def on_triton(triton: Triton, name: str) -> bool:
-    """Whether Triton answers for it; its index leaves out models that were pushed."""
+    """Return whether Triton serves the model; its index omits pushed models."""
     return triton.http("GET", f"/v2/models/{name.replace('/', '~')}/ready")[0] == 200
 
 
-def test_nobody_asks_for_a_while(triton: Triton, tmp_path: Path) -> None:
-    """After keep_alive_s it is off Triton; it stays there while somebody asks; a request brings it back."""
+def test_an_idle_model_goes_to_sleep(triton: Triton, tmp_path: Path) -> None:
+    """After keep_alive_s it is off Triton; it stays there while requests arrive; a request brings it back."""
     triton.load("near_free")
     with serving(tmp_path, [f"triton://{triton.url}#near_free"], "--keep-alive-s", "1") as server:
         with Traffic(server, "near_free", clients=2) as traffic:
@@ -77,7 +77,7 @@ def test_nobody_asks_for_a_while(triton: Triton, tmp_path: Path) -> None:
 
 
 def until_later(server: Server, seconds: float) -> None:
-    """Let time pass, in which the model is never asleep."""
+    """Let time pass while the model stays awake."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         assert status_of(server, "near_free") == "loaded"

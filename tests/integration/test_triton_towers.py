@@ -1,5 +1,5 @@
-"""Models of texts and pictures on a real Triton: two entries, written, loaded, found again and taken away together, and
-the vectors of the engine here."""
+"""Image-text models on a real Triton: two entries, written, loaded, found again and deleted together, with the vectors
+of the local engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shoal.config.settings import Settings
 from shoal.errors import InvalidValue, ModelFailed
 from shoal.python.api import Shoal
 from shoal.types import Embedded
-from tests.integration.test_triton_family import back, counts
+from tests.integration.test_triton_family import counts, when_available
 from tests.integration.triton_app_kit import ask, cosines, serving, status_of, until
 from tests.integration.triton_kit import PATIENCE_S, OwnTriton, Triton
 from tests.unit.models import tower_checkpoints
@@ -38,18 +38,23 @@ pytestmark = [pytest.mark.timeout(PATIENCE_S), pytest.mark.usefixtures("family")
 
 USERS = 32
 TEXTS = ["a cat", "b", "a dog, on a hill!", " ".join("abcdefghijklmnop")]
-"""The last one is longer than the model reads."""
+"""The last one exceeds the model's context."""
 
 
-def picture(width: int, height: int, seed: int = 0, kind: str = "PNG", mode: str = "RGB") -> bytes:
+def draw_image(width: int, height: int, seed: int = 0, kind: str = "PNG", mode: str = "RGB") -> bytes:
     drawn = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     file = io.BytesIO()
     PIL.Image.fromarray(drawn).convert(mode).save(file, kind)
     return file.getvalue()
 
 
-PICTURES = [picture(40, 20), picture(9, 31, 1, "JPEG"), picture(SIZE, SIZE, 2, "BMP"), picture(33, 33, 3, "GIF", "P")]
-BROKEN = PICTURES[0][:60]
+IMAGES = [
+    draw_image(40, 20),
+    draw_image(9, 31, 1, "JPEG"),
+    draw_image(SIZE, SIZE, 2, "BMP"),
+    draw_image(33, 33, 3, "GIF", "P"),
+]
+BROKEN = IMAGES[0][:60]
 
 
 def configuration(folder: Path, triton: Triton, *families: str, **more: str) -> Path:
@@ -60,12 +65,12 @@ def configuration(folder: Path, triton: Triton, *families: str, **more: str) -> 
         lines.append(f'triton_repository = "{triton.repository}"')
     lines.append(f'home = "{folder / "home"}"')
     for family in families:
-        made = folder / family
-        if not made.is_dir():
-            made.mkdir(parents=True)
-            towers(made, family)
+        model = folder / family
+        if not model.is_dir():
+            model.mkdir(parents=True)
+            towers(model, family)
         for served, backend in ((family, "triton"), (f"{family}-here", "local")):
-            lines += [f'[models."{served}"]', f'backends = ["file:{made}"]', f'backend = "{backend}"']
+            lines += [f'[models."{served}"]', f'backends = ["file:{model}"]', f'backend = "{backend}"']
     path = folder / "shoal.toml"
     path.write_text("\n".join(lines))
     return path
@@ -74,8 +79,8 @@ def configuration(folder: Path, triton: Triton, *families: str, **more: str) -> 
 @pytest.fixture(scope="module")
 def family(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shoal]:
     folder = tmp_path_factory.mktemp("towers")
-    with shoal.open(config=configuration(folder, triton, *FAMILIES)) as opened:
-        yield opened
+    with shoal.open(config=configuration(folder, triton, *FAMILIES)) as client:
+        yield client
     for name in FAMILIES:
         for part in (name, f"{name}~~image"):
             triton.unload(part)
@@ -87,14 +92,14 @@ def embedded(model: Shoal, inputs: list[Any], name: str, **more: Any) -> Embedde
 
 
 def mixed() -> list[Any]:
-    return [each for pair in zip(TEXTS, PICTURES, strict=True) for each in pair]
+    return [each for pair in zip(TEXTS, IMAGES, strict=True) for each in pair]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("normalize", [True, False])
-def test_the_vectors_are_those_of_the_engine_here(family: Shoal, name: str, normalize: bool) -> None:
-    """Texts, pictures, and both mixed in one call."""
-    for inputs in (TEXTS, PICTURES, mixed()):
+def test_the_vectors_are_those_of_the_local_engine(family: Shoal, name: str, normalize: bool) -> None:
+    """Texts, images, and both mixed in one call."""
+    for inputs in (TEXTS, IMAGES, mixed()):
         here, there = (embedded(family, inputs, model, normalize=normalize) for model in (f"{name}-here", name))
         assert cosines(here.vectors, there.vectors).min() >= 0.99999
         np.testing.assert_allclose(there.vectors, here.vectors, rtol=1e-4, atol=1e-5)
@@ -103,24 +108,24 @@ def test_the_vectors_are_those_of_the_engine_here(family: Shoal, name: str, norm
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_pictures_are_compared_with_texts(family: Shoal, name: str) -> None:
-    here, there = (family.rank(PICTURES[0], TEXTS, model=model) for model in (f"{name}-here", name))
+def test_images_are_compared_with_texts(family: Shoal, name: str) -> None:
+    here, there = (family.rank(IMAGES[0], TEXTS, model=model) for model in (f"{name}-here", name))
     assert [each.text for each in there] == [each.text for each in here]
     np.testing.assert_allclose([each.score for each in there], [each.score for each in here], atol=1e-4)
 
 
-def test_a_broken_picture_fails_alone(family: Shoal) -> None:
-    """It is named by its place; those of others who share the moment are answered."""
+def test_a_broken_image_fails_alone(family: Shoal) -> None:
+    """The error names its index; concurrent requests of others are answered."""
 
     async def ask(inputs: list[Any]) -> Any:
         return await family.aembed(inputs, model="clip", outputs=("dense",))
 
     async def everybody() -> list[Any]:
-        each = [ask([one]) for one in PICTURES] + [ask(["a cat", PICTURES[0], BROKEN]), ask([BROKEN])]
+        each = [ask([one]) for one in IMAGES] + [ask(["a cat", IMAGES[0], BROKEN]), ask([BROKEN])]
         return await asyncio.gather(*each, return_exceptions=True)
 
     *good, third, alone = asyncio.run(everybody())
-    expected = embedded(family, list(PICTURES), "clip").vectors
+    expected = embedded(family, list(IMAGES), "clip").vectors
     assert cosines(np.concatenate([each.vectors for each in good]), expected).min() >= 0.99999
     assert isinstance(third, InvalidValue)
     assert isinstance(alone, InvalidValue)
@@ -128,9 +133,9 @@ def test_a_broken_picture_fails_alone(family: Shoal) -> None:
 
 
 async def test_users_share_calls_of_each_tower(family: Shoal, triton: Triton) -> None:
-    """Texts with texts, pictures with pictures."""
+    """Texts with texts, images with images."""
     texts: list[Any] = [f"{chr(97 + number % 26)} b {chr(97 + number // 26)}" for number in range(USERS)]
-    items = [*texts, *(picture(12, 12, 100 + number) for number in range(USERS))]
+    items = [*texts, *(draw_image(12, 12, 100 + number) for number in range(USERS))]
     parts = ("clip", "clip~~image")
     before = [await asyncio.to_thread(counts, triton, part) for part in parts]
     await asyncio.gather(*(family.aembed([item], model="clip") for item in items))
@@ -154,8 +159,8 @@ def test_the_two_entries(family: Shoal, triton: Triton) -> None:
 
 
 def test_another_shoal_knows_them_by_their_entries(family: Shoal, triton: Triton, tmp_path: Path) -> None:
-    """Its home is empty: named by address, and among all that the server has, where the image tower is no model of its
-    own."""
+    """Its home is empty: the model is found by address, and in the list of the whole server, where the image tower is
+    no model of its own."""
     config = tmp_path / "shoal.toml"
     config.write_text(f'[models.clip]\nbackends = ["triton://{triton.url}#clip"]\n')
     here = embedded(family, mixed(), "clip")
@@ -167,10 +172,10 @@ def test_another_shoal_knows_them_by_their_entries(family: Shoal, triton: Triton
 
 @pytest.mark.parametrize("towers_", ["text", "image"])
 def test_one_tower_of_them(family: Shoal, triton: Triton, tmp_path: Path, towers_: str) -> None:
-    """What is not needed is not asked for, and refused by name."""
+    """Shoal does not load a tower that is not needed, and rejects its inputs by name."""
     config = tmp_path / "shoal.toml"
     config.write_text(f'towers = "{towers_}"\n[models.clip]\nbackends = ["triton://{triton.url}#clip"]\n')
-    mine, others = (TEXTS, PICTURES) if towers_ == "text" else (PICTURES, TEXTS)
+    mine, others = (TEXTS, IMAGES) if towers_ == "text" else (IMAGES, TEXTS)
     with shoal.open(config=config, home=str(tmp_path / "home")) as other:
         there = embedded(other, list(mine), "clip")
         np.testing.assert_allclose(there.vectors, embedded(family, list(mine), "clip").vectors, rtol=1e-5, atol=1e-6)
@@ -178,8 +183,8 @@ def test_one_tower_of_them(family: Shoal, triton: Triton, tmp_path: Path, towers
             embedded(other, list(others), "clip")
 
 
-def test_many_large_pictures(triton: Triton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 of 224 x 224 are 38 MB: more than a call takes, so they go in several."""
+def test_many_large_images(triton: Triton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 images of 224 x 224 are 38 MB: more than a call takes, so they go in several."""
     monkeypatch.setattr(tower_checkpoints, "SIZE", 224)
     monkeypatch.setattr(tower_checkpoints, "PATCH", 32)
     (tmp_path / "clip").mkdir()
@@ -189,9 +194,9 @@ def test_many_large_pictures(triton: Triton, tmp_path: Path, monkeypatch: pytest
     for served, backend in (("large", "triton"), ("large-here", "local")):
         lines += [f'[models."{served}"]', f'backends = ["{address}"]', f'backend = "{backend}"']
     config.write_text("\n".join(lines))
-    drawn: list[Any] = [picture(20, 20, seed) for seed in range(64)]
-    with shoal.open(config=config) as opened:
-        here, there = (embedded(opened, drawn, model) for model in ("large-here", "large"))
+    drawn: list[Any] = [draw_image(20, 20, seed) for seed in range(64)]
+    with shoal.open(config=config) as client:
+        here, there = (embedded(client, drawn, model) for model in ("large-here", "large"))
         assert cosines(here.vectors, there.vectors).min() >= 0.99999
         _, answer = triton.http("GET", "/v2/models/large~~image/config")
         assert answer["max_batch_size"] * 3 * 224 * 224 * 4 <= 2**25
@@ -210,9 +215,9 @@ def test_only_the_tower_that_is_wanted_is_written(family: Shoal, triton: Triton,
     config = configuration(tmp_path, triton)
     lines = [f'towers = "{towers_}"', config.read_text(), "[models.half]", 'backend = "triton"']
     config.write_text("\n".join([*lines, f'backends = ["file:{towers(tmp_path / "clip")}"]']))
-    mine = list(TEXTS if towers_ == "text" else PICTURES)
-    with shoal.open(config=config) as opened:
-        there = embedded(opened, mine, "half")
+    mine = list(TEXTS if towers_ == "text" else IMAGES)
+    with shoal.open(config=config) as client:
+        there = embedded(client, mine, "half")
         assert cosines(there.vectors, embedded(family, mine, "clip-here").vectors).min() >= 0.99999
     assert states(triton, "half") == ["READY", ""]
     triton.unload("half")
@@ -221,18 +226,18 @@ def test_only_the_tower_that_is_wanted_is_written(family: Shoal, triton: Triton,
 
 @pytest.mark.parametrize("pushed", [False, True])
 def test_after_a_restart(own_triton: OwnTriton, tmp_path: Path, pushed: bool) -> None:
-    """Triton dies and comes back without a model: both towers are loaded again. A Shoal that begins anew finds them in
-    the folder."""
+    """Triton dies and comes back without a model: both towers are loaded again. A new Shoal finds them in the
+    folder."""
     triton = own_triton()
     more = {"triton_repository": ""} if pushed else {}
     config = configuration(tmp_path, triton, "clip", **more)
-    with shoal.open(config=config) as opened:
-        before = embedded(opened, mixed(), "clip")
+    with shoal.open(config=config) as client:
+        before = embedded(client, mixed(), "clip")
         os.kill(triton.pid, signal.SIGKILL)
-        after = back(lambda: embedded(opened, mixed(), "clip"))
+        after = when_available(lambda: embedded(client, mixed(), "clip"))
         np.testing.assert_allclose(after.vectors, before.vectors, rtol=1e-5, atol=1e-6)
-    with shoal.open(config=config) as opened:
-        again = embedded(opened, mixed(), "clip")
+    with shoal.open(config=config) as client:
+        again = embedded(client, mixed(), "clip")
         np.testing.assert_allclose(again.vectors, before.vectors, rtol=1e-5, atol=1e-6)
     if not pushed:
         assert states(triton, "clip") == ["READY", "READY"]
@@ -240,8 +245,8 @@ def test_after_a_restart(own_triton: OwnTriton, tmp_path: Path, pushed: bool) ->
 
 @pytest.mark.parametrize("part", ["image", "text"])
 async def test_a_tower_that_cannot_be_loaded_leaves_none(triton: Triton, tmp_path: Path, part: str) -> None:
-    """One graph is no graph. Of what was not there before nothing is left, in the folder or loaded. In the place of
-    what serves, Triton keeps the old towers together, or none."""
+    """One graph is invalid. New towers leave nothing behind, in the folder or loaded. Where old towers serve, Triton
+    keeps both of them, or none."""
     settings = Settings(
         home=str(tmp_path / "home"),
         triton_url=triton.url,
@@ -279,7 +284,7 @@ async def test_a_tower_that_cannot_be_loaded_leaves_none(triton: Triton, tmp_pat
 
 
 def test_unloaded_and_deleted_together(triton: Triton, tmp_path: Path) -> None:
-    """Through the API of models, where the image tower is not listed; an address of the whole server leaves it out."""
+    """Through the model API, which does not list the image tower; an address of the whole server leaves it out."""
     (tmp_path / "clip").mkdir()
     address = f"pair=file:{towers(tmp_path / 'clip')}"
     place = ["--triton-url", triton.url, "--triton-repository", str(triton.repository), "--triton-platform", "python"]

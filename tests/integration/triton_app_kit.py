@@ -26,7 +26,7 @@ from tests.unit.models.checkpoints import checkpoint, write_json
 
 COMMIT = "7a5e" * 10
 TINY, OTHER = "org/tiny", "org/other"
-"""Random models of the hub here; `other` is of another kind and has other vectors, both have 16 dimensions."""
+"""Random models of the local hub; both have 16 dimensions, `other` is of another kind and has other vectors."""
 
 PROMPTS = {"query": "to fish: ", "document": "fish: "}
 SLOW_MACHINE_S = 60.0
@@ -42,9 +42,9 @@ def ask(server: Server, method: str, path: str, body: Any = None, headers: Mappi
         connection.request(method, path, None if body is None else json.dumps(body), sent | dict(headers or {}))
         reply = connection.getresponse()
         content = reply.read()
-        found = {name.lower(): value for name, value in reply.getheaders()}
-        isjson = found.get("content-type", "").startswith("application/json")
-        return reply.status, found, json.loads(content) if isjson else content.decode()
+        reply_headers = {name.lower(): value for name, value in reply.getheaders()}
+        isjson = reply_headers.get("content-type", "").startswith("application/json")
+        return reply.status, reply_headers, json.loads(content) if isjson else content.decode()
     finally:
         connection.close()
 
@@ -117,9 +117,9 @@ def serving(
         )
     try:
         wait_until(lambda: bool(LISTENING.search(log.read_text())), process, log)
-        found = LISTENING.search(log.read_text())
-        assert found
-        server = Server(process, int(found[1]), log)
+        match = LISTENING.search(log.read_text())
+        assert match
+        server = Server(process, int(match[1]), log)
         if ready:
             until(lambda: server.ready() or process.poll() is not None, what=f"readiness of {addresses}")
         assert process.poll() is None, log.read_text()
@@ -206,9 +206,9 @@ class Traffic:
 
 
 def tiny_files(folder: Path, kind: str) -> dict[str, bytes]:
-    made = checkpoint(folder, kind)
-    write_json(made / "config_sentence_transformers.json", {"prompts": PROMPTS, "default_prompt_name": None})
-    return {str(path.relative_to(made)): path.read_bytes() for path in made.rglob("*") if path.is_file()}
+    model = checkpoint(folder, kind)
+    write_json(model / "config_sentence_transformers.json", {"prompts": PROMPTS, "default_prompt_name": None})
+    return {str(path.relative_to(model)): path.read_bytes() for path in model.rglob("*") if path.is_file()}
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Real Tritons for tests, started by the product's own code; downloaded once per machine, to the users' folder."""
+"""Real Tritons for tests, started by Shoal's own code; downloaded once per machine, to the user's folder."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from shoal.backends.triton.server import TritonOptions, TritonServer, run_triton
 from tests.integration.triton_models import write_models
 
 PATIENCE_S = 600.0
-"""The first start on a machine fetches 55 MB and makes a virtual environment."""
+"""The first start on a machine downloads 55 MB and creates a virtual environment."""
 
-# Read now: tests themselves see no setting of Shoal.
+# Read now: tests themselves run without Shoal's settings.
 _STABLE = Path(os.environ.get("SHOAL_HOME") or "~/.cache/shoal").expanduser() / "triton"
 
 
@@ -113,19 +113,19 @@ def running_triton(folder: Path, **options: Any) -> Iterator[Triton]:
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     settings = TritonOptions(**{"home": home, "repository": repository, "open_ports": True, **ports, **options})
     ready, stop = threading.Event(), threading.Event()
-    found: list[TritonServer | BaseException] = []
+    outcomes: list[TritonServer | BaseException] = []
 
     async def run() -> None:
         async with run_triton(settings) as server:
-            found.append(server)
+            outcomes.append(server)
             ready.set()
             await asyncio.to_thread(stop.wait)
 
     def work() -> None:
         try:
             asyncio.run(run())
-        except BaseException as error:  # told to the test, whose thread is another
-            found.append(error)
+        except BaseException as error:  # passed to the test, which runs in another thread
+            outcomes.append(error)
         finally:
             ready.set()
 
@@ -133,19 +133,19 @@ def running_triton(folder: Path, **options: Any) -> Iterator[Triton]:
     thread.start()
     try:
         assert ready.wait(PATIENCE_S), "Triton did not come up"
-        if isinstance(found[0], BaseException):
-            raise found[0]
-        yield Triton(found[0], home, notes)
+        if isinstance(outcomes[0], BaseException):
+            raise outcomes[0]
+        yield Triton(outcomes[0], home, notes)
     finally:
         stop.set()
         thread.join(PATIENCE_S)
-    if len(found) > 1 and isinstance(found[1], BaseException):
-        raise found[1]
+    if len(outcomes) > 1 and isinstance(outcomes[1], BaseException):
+        raise outcomes[1]
 
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
-    """One Triton for all tests: load what you need, and leave it loaded or not. Never kill this one."""
+    """One Triton for all tests: load the models that you need, and leave them loaded or not. Never kill this one."""
     with running_triton(tmp_path_factory.mktemp("triton")) as started:
         yield started
 

@@ -1,7 +1,5 @@
 """Parity tests need PyTorch, transformers and sentence-transformers: `make test-parity` makes an environment with them.
-
-Elsewhere these files are not collected at all, so that the default suite neither imports nor skips anything.
-"""
+Elsewhere these files are not collected, so the default suite neither imports nor skips anything."""
 
 from __future__ import annotations
 

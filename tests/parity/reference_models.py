@@ -1,4 +1,4 @@
-"""Tiny random models, written by transformers and sentence-transformers themselves, one for each thing to get right."""
+"""Tiny random models, written by transformers and sentence-transformers themselves, one per feature under test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEGACY_FLAGS = {
 
 @dataclass(frozen=True)
 class Case:
-    """`after`: (module, arguments) behind the pooling; `finish` edits the saved folder."""
+    """`after`: (module, arguments) after the pooling; `finish` edits the saved folder."""
 
     name: str
     family: str = "bert"
@@ -38,7 +38,7 @@ class Case:
 
 
 def write(case: Case, folder: Path) -> Path:
-    """Save the case's model as sentence-transformers does; answers the folder."""
+    """Save the case's model as sentence-transformers does; return the folder."""
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules
@@ -59,7 +59,7 @@ def write(case: Case, folder: Path) -> Path:
         parts.append(_module(modules, name, arguments))
     saved = folder / "model"
     SentenceTransformer(modules=parts, prompts=case.prompts or None).save(str(saved), create_model_card=False)
-    if case.lower_case:  # version 6 keeps the length in the tokenizer's files and forgets the rest of this one
+    if case.lower_case:  # version 6 stores the length in the tokenizer's files and drops the rest of this one
         (saved / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": LONGEST, "do_lower_case": True}))
     case.finish(saved)
     return saved
@@ -81,7 +81,7 @@ class CrossCase:
 
 
 def write_cross(case: CrossCase, folder: Path) -> Path:
-    """Save the case's model as its library does; answers the folder."""
+    """Save the case's model as its library does; return the folder."""
     import torch
     import transformers
     from sentence_transformers import CrossEncoder
@@ -113,11 +113,11 @@ def _module(modules: Any, name: str, arguments: tuple[Any, ...]) -> Any:
     if name == "Dense":
         into, out, activation, bias = arguments
         return modules.Dense(into, out, bias=bias, activation_function=getattr(torch.nn, activation)())
-    made = getattr(modules, name)(*arguments)
+    module = getattr(modules, name)(*arguments)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
-    return made
+    return module
 
 
 def _encoder(case: Case) -> Any:
@@ -182,7 +182,7 @@ def without_modules(folder: Path) -> None:
 
 
 def legacy(folder: Path) -> None:
-    """The files as sentence-transformers 2 wrote them: class paths, pooling flags, a length of their own."""
+    """Files in the form of sentence-transformers 2: class paths, pooling flags, a length of their own."""
     listed = json.loads((folder / "modules.json").read_text())
     for module in listed:
         module["type"] = "sentence_transformers.models." + module["type"].rpartition(".")[2]
@@ -217,14 +217,15 @@ def sharded(folder: Path) -> None:
 
 
 def with_a_head(folder: Path) -> None:
-    """Saved from a masked language model: every name has the family's prefix, and there is more than the encoder."""
+    """Saved from a masked language model: every name has the family's prefix, and there are weights besides the
+    encoder's."""
     import transformers
 
     transformers.AutoModelForMaskedLM.from_pretrained(folder).save_pretrained(folder)
 
 
 def vocabulary_only(folder: Path) -> None:
-    """Without tokenizer.json: the files from which it follows."""
+    """Without tokenizer.json: only the files that it is built from."""
     data = json.loads((folder / "tokenizer.json").read_text())
     vocabulary = sorted(data["model"]["vocab"], key=data["model"]["vocab"].__getitem__)
     (folder / "tokenizer.json").unlink()
@@ -237,18 +238,18 @@ def vocabulary_only(folder: Path) -> None:
 
 
 def cased(folder: Path) -> None:
-    """tokenizer_config.json says cased, tokenizer.json still lower-cases: transformers believes the former."""
+    """tokenizer_config.json says cased, tokenizer.json still lower-cases: transformers uses the former."""
     place = folder / "tokenizer_config.json"
     place.write_text(json.dumps(json.loads(place.read_text()) | {"do_lower_case": False}))
 
 
 def of_version_4(folder: Path) -> None:
-    """A cross-encoder as sentence-transformers 4 left it: its activation in config.json, nothing beside it."""
+    """A cross-encoder as saved by sentence-transformers 4: its activation in config.json, no other file."""
     _into_config(folder, {"sentence_transformers": {"activation_fn": _forget(folder), "version": "4.1.0"}})
 
 
 def of_version_3(folder: Path) -> None:
-    """The same before version 4."""
+    """The same as saved before version 4."""
     _into_config(folder, {"sbert_ce_default_activation_function": _forget(folder)})
 
 
@@ -264,7 +265,7 @@ def _into_config(folder: Path, keys: dict[str, Any]) -> None:
 
 
 def without_segments(folder: Path) -> None:
-    """The tokenizer says that it gives no token types, whatever the model could read."""
+    """The tokenizer declares no token types, although the model could read them."""
     place = folder / "tokenizer_config.json"
     names = {"model_input_names": ["input_ids", "attention_mask"]}
     place.write_text(json.dumps(json.loads(place.read_text()) | names))
@@ -340,7 +341,7 @@ CROSS_CASES = (
     CrossCase("bert-1-vocabulary-only", finish=vocabulary_only),
     CrossCase("roberta-1-vocabulary-only", "roberta", finish=vocabulary_only),
 )
-"""What sentence-transformers' CrossEncoder is the reference for."""
+"""Cases with sentence-transformers' CrossEncoder as the reference."""
 
 CLASSIFIERS = (
     *(CrossCase(f"{family}-3", family, labels=3, saved="transformers") for family in FAMILIES),
@@ -349,4 +350,4 @@ CLASSIFIERS = (
     CrossCase("bert-3-multi", labels=3, saved="transformers", config={"problem_type": "multi_label_classification"}),
     CrossCase("bert-3-regression", labels=3, saved="transformers", config={"problem_type": "regression"}),
 )
-"""What transformers' pipeline for text classification is the reference for."""
+"""Cases with transformers' text-classification pipeline as the reference."""

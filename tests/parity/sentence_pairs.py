@@ -1,4 +1,5 @@
-"""200 pairs of sentences, and how two answers about them compare: vectors one by one, and the order of the pairs."""
+"""200 pairs of sentences, and the comparison of two answers for them: vectors one by one, and the order of the
+pairs."""
 
 from __future__ import annotations
 
@@ -19,17 +20,17 @@ FIRSTS, SECONDS = [first for first, _ in PAIRS], [second for _, second in PAIRS]
 GROUPS = {first: [second for _, second in pairs] for first, pairs in groupby(PAIRS, key=lambda pair: pair[0])}
 
 VOCABULARY = 512
-"""More tokens than any of the tiny models has."""
+"""Larger than the vocabulary of every tiny model."""
 
 TIE = 1e-6
-"""Scores closer than this, or than this part of the largest one where that is above 1, have no order: float32 has seven
-digits, and a sum in another order moves the last ones."""
+"""Scores closer than this (times the largest one if above 1) count as ties: float32 has seven digits, and summing in
+another order changes the last ones."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
     """`rows`: vectors [n, d], or scores [pairs, labels], of the first sentences and then of the second ones. `scores`
-    [pairs, columns]: what pairs are ranked by, each column for itself; None where nothing is ranked."""
+    [pairs, columns]: values that rank the pairs, each column separately; None if nothing is ranked."""
 
     rows: Sequence[Array]
     scores: Array | None
@@ -37,8 +38,8 @@ class Answer:
 
 
 class Order(NamedTuple):
-    """`exchanged`: couples of pairs that the reference puts in one order, and the other in another or in none; `apart`:
-    those of them that are no tie. `spearman`: of the worst column."""
+    """`exchanged`: couples of pairs with an order in the reference and another or none in the answer; `apart`: those
+    that are not ties. `spearman`: of the worst column."""
 
     exchanged: int
     apart: int
@@ -46,7 +47,7 @@ class Order(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """`min_cosine` is None for scores, `order` where nothing is ranked."""
+    """`min_cosine` is None for scores, `order` if nothing is ranked."""
 
     min_cosine: float | None
     max_difference: float
@@ -64,11 +65,11 @@ def agreement(got: Answer, expected: Answer) -> Agreement:
 
 
 def order(got: Array, expected: Array) -> Order:
-    """Of scores [pairs, columns]."""
+    """Compare the orders of two sets of scores [pairs, columns]."""
     assert got.shape == expected.shape
-    found = [_order(*columns) for columns in zip(got.T, expected.T, strict=True)]
+    orders = [_order(*columns) for columns in zip(got.T, expected.T, strict=True)]
     return Order(
-        sum(one.exchanged for one in found), sum(one.apart for one in found), min(one.spearman for one in found)
+        sum(one.exchanged for one in orders), sum(one.apart for one in orders), min(one.spearman for one in orders)
     )
 
 
@@ -81,7 +82,7 @@ def _order(got: Array, expected: Array) -> Order:
 
 
 def _ranks(values: Array) -> Array:
-    """From 1; equal values share the mean of their ranks."""
+    """Ranks from 1; equal values share the mean of their ranks."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: Array = (np.cumsum(counts) - (counts - 1) / 2)[places]
     return ranks

@@ -51,9 +51,9 @@ CONVERSATIONS = {
 
 def plain(message: Message) -> dict[str, Any]:
     """A message in the form that transformers documents."""
-    made: dict[str, Any] = {"role": message.role, "content": message.content}
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
-        made["tool_calls"] = [
+        fields["tool_calls"] = [
             {
                 "type": "function",
                 "id": call.id,
@@ -62,8 +62,8 @@ def plain(message: Message) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     if message.tool_call_id:
-        made |= {"tool_call_id": message.tool_call_id, "name": message.name}
-    return made
+        fields |= {"tool_call_id": message.tool_call_id, "name": message.name}
+    return fields
 
 
 def plain_tool(tool: Tool) -> dict[str, Any]:
@@ -84,10 +84,10 @@ def reference(folder: Path) -> Any:
 def test_conversations_are_rendered_as_by_transformers(
     tmp_path: Path, kind: tiny_llama.Kind, name: str, tools: list[Tool], conversation: str
 ) -> None:
-    """The same ids, or a refusal by both."""
+    """The same ids, or both reject the conversation."""
     tiny_llama.write_tokenizer(tmp_path, kind=kind, template=TEMPLATES[name])
     messages = CONVERSATIONS[conversation]
-    made = load_chat_pipeline(tmp_path, Settings(tool_call_parser="hermes"))
+    pipeline = load_chat_pipeline(tmp_path, Settings(tool_call_parser="hermes"))
     task = Generate(model="m", messages=messages, tools=tools)
     try:
         expected = reference(tmp_path).apply_chat_template(
@@ -99,9 +99,9 @@ def test_conversations_are_rendered_as_by_transformers(
         )
     except Exception:  # the template's own exception, of a class that differs between versions
         with pytest.raises(InvalidValue):
-            made.prompts(task)
+            pipeline.prompts(task)
         return
-    assert list(made.prompts(task)[0].ids or ()) == list(expected)
+    assert list(pipeline.prompts(task)[0].ids or ()) == list(expected)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -119,9 +119,7 @@ def test_the_last_message_is_continued_as_by_transformers(tmp_path: Path, name: 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 @pytest.mark.parametrize("text", [*tiny_llama.SENTENCES, "🤗 👩‍🚀\u0301 x  y", "東京" * 20, "\n\n tab\there"])
 @pytest.mark.parametrize("skip", [True, False])
-def test_streams_join_to_what_transformers_decodes(
-    tmp_path: Path, kind: tiny_llama.Kind, text: str, skip: bool
-) -> None:
+def test_streams_join_to_the_text_of_transformers(tmp_path: Path, kind: tiny_llama.Kind, text: str, skip: bool) -> None:
     tiny_llama.write_tokenizer(tmp_path, kind=kind)
     vocabulary = load_chat_pipeline(tmp_path, Settings()).vocabulary
     assert vocabulary is not None
@@ -136,5 +134,5 @@ def test_plain_prompts_are_framed_as_by_transformers(tmp_path: Path) -> None:
     tiny_llama.write_tokenizer(tmp_path)
     prompts = ["the weather", "", "<|im_start|>user"]
     expected = reference(tmp_path)(prompts)["input_ids"]
-    made = load_chat_pipeline(tmp_path, Settings()).prompts(Generate(model="m", prompts=[*prompts]))
-    assert [list(prompt.ids or ()) for prompt in made] == expected
+    result = load_chat_pipeline(tmp_path, Settings()).prompts(Generate(model="m", prompts=[*prompts]))
+    assert [list(prompt.ids or ()) for prompt in result] == expected

@@ -1,5 +1,5 @@
-"""Models that Shoal cannot build itself, all the way: from a folder through the exporter's own process into the store,
-and from there to vectors and scores that are those of the libraries that saved them."""
+"""Models that need the exporter, end to end: from a folder through the exporter's own process into the store, and from
+there to vectors and scores equal to those of the libraries that saved them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.parity.test_torch import HIDDEN, OTHERS, other, words_tokenizer
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
 COSINE = 0.9999
-SAID = [text for text in TEXTS if text.strip()]
+NON_EMPTY = [text for text in TEXTS if text.strip()]
 
 
 def settings(home: Path, **more: Any) -> Settings:
@@ -53,19 +53,19 @@ def stored(folder: Path, home: Path, **more: Any) -> StoredModel:
 
 
 def rows(local: LocalModel, texts: Sequence[str], kinds: tuple[VectorKind, ...], **options: Any) -> list[VectorSet]:
-    """Every text's vectors, in batches of five."""
+    """Return the vectors of every text, in batches of five."""
     task = Embed(model="m", inputs=[*texts], outputs=kinds, truncate=True, **options)
     prepared = local.pipeline.prepare([(task, text) for text in texts])
     engine = local.engines[0]
-    found: list[Any] = []
+    answers: list[Any] = []
     for start in range(0, len(texts), 5):
         batch = [one for one in prepared[start : start + 5] if isinstance(one, Prepared)]
         assert len(batch) == len(texts[start : start + 5])
         inputs = local.pipeline.collate(batch, engine.facts)
         names = tuple({name for one in batch for name in one.outputs})
         outputs = asyncio.run(engine.infer(inputs, names, {}, time.monotonic() + 60))
-        found.extend(local.pipeline.finish(outputs, batch))
-    return [row if isinstance(row, VectorSet) else VectorSet(dense=row) for row in found]
+        answers.extend(local.pipeline.finish(outputs, batch))
+    return [row if isinstance(row, VectorSet) else VectorSet(dense=row) for row in answers]
 
 
 def dense(local: LocalModel, texts: Sequence[str], **options: Any) -> Array:
@@ -73,12 +73,12 @@ def dense(local: LocalModel, texts: Sequence[str], **options: Any) -> Array:
 
 
 def sparse(local: LocalModel, texts: Sequence[str], size: int, **options: Any) -> Array:
-    """As the rows over the whole vocabulary that they stand for."""
-    found = np.zeros((len(texts), size), np.float32)
-    for row, vectors in zip(found, rows(local, texts, ("sparse",), **options), strict=True):
+    """Return sparse vectors as dense rows over the whole vocabulary."""
+    dense = np.zeros((len(texts), size), np.float32)
+    for row, vectors in zip(dense, rows(local, texts, ("sparse",), **options), strict=True):
         assert vectors.sparse is not None
         row[vectors.sparse.indices] = vectors.sparse.values
-    return found
+    return dense
 
 
 def close(got: Array, expected: Array) -> None:
@@ -94,17 +94,17 @@ def no_pickles(model: StoredModel) -> bool:
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_pickled_model_is_built(tmp_path: Path, shards: int) -> None:
-    """Its weights become safetensors, its graph is Shoal's own, and numpy agrees with it."""
+    """Its weights become safetensors, Shoal builds its graph, and numpy agrees with it."""
     folder = write(next(case for case in CASES if case.name == "bert-two-dense"), tmp_path)
     expected = reference(folder).encode(TEXTS, convert_to_numpy=True)
     local = opened(pickled(folder, shards=shards), tmp_path / "home")
     assert local.facts.details["graph"] == "built"
     assert "numpy" in local.facts.verified
     close(dense(local, TEXTS, normalize=False), expected)
-    found = stored(folder, tmp_path / "home")
-    assert no_pickles(found)
-    assert len(found.manifest.weights) == 2 + shards
-    assert all(".bin" in name for name in found.manifest.weights)
+    model = stored(folder, tmp_path / "home")
+    assert no_pickles(model)
+    assert len(model.manifest.weights) == 2 + shards
+    assert all(".bin" in name for name in model.manifest.weights)
     served = opened(folder, tmp_path / "home", engine="torch")
     close(dense(served, TEXTS, normalize=False), expected)
     assert served.facts.space == local.facts.space
@@ -140,9 +140,9 @@ def test_all_kinds_of_bge_m3_from_pickles(tmp_path: Path) -> None:
         close(row.multi, torch.nn.functional.normalize(vectors).numpy())
         got = dict(zip(row.sparse.indices.tolist(), row.sparse.values.tolist(), strict=True))
         assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    found = stored(folder, tmp_path / "home")
-    assert no_pickles(found)
-    assert set(found.manifest.weights) == {"pytorch_model.bin", "sparse_linear.pt", "colbert_linear.pt"}
+    model = stored(folder, tmp_path / "home")
+    assert no_pickles(model)
+    assert set(model.manifest.weights) == {"pytorch_model.bin", "sparse_linear.pt", "colbert_linear.pt"}
 
 
 @pytest.mark.parametrize("name", ["modernbert", "t5"])
@@ -151,12 +151,12 @@ def test_an_encoder_without_a_graph(tmp_path: Path, name: str) -> None:
     local = opened(folder, tmp_path / "home")
     assert local.facts.details["graph"] == "exported"
     assert "agrees with PyTorch" in stored(folder, tmp_path / "home").manifest.conversion
-    close(dense(local, SAID), reference(folder).encode(SAID, convert_to_numpy=True))
+    close(dense(local, NON_EMPTY), reference(folder).encode(NON_EMPTY, convert_to_numpy=True))
 
 
 def test_a_decoder_with_prompts(tmp_path: Path) -> None:
-    """As Qwen3-Embedding: the last token is pooled, its reference pads on the left, queries have an instruction; its
-    config.json names a language model."""
+    """As Qwen3-Embedding: last-token pooling, a reference that pads on the left, queries with an instruction, and a
+    config.json that names a language model."""
     folder = other("qwen3", tmp_path)
     prompts = {"query": "where can i renew: ", "document": ""}
     edit(folder / "config_sentence_transformers.json", prompts=prompts)
@@ -167,10 +167,10 @@ def test_a_decoder_with_prompts(tmp_path: Path) -> None:
     assert model.tokenizer.padding_side == "left"
     local = opened(folder, tmp_path / "home")
     assert (local.facts.pooling, local.facts.details["graph"]) == ("lasttoken", "exported")
-    close(dense(local, SAID), model.encode(SAID, convert_to_numpy=True))
-    queries = model.encode(SAID, prompt_name="query", convert_to_numpy=True)
-    close(dense(local, SAID, input_type="query"), queries)
-    close(dense(local, SAID, input_type="document"), model.encode(SAID, prompt_name="document"))
+    close(dense(local, NON_EMPTY), model.encode(NON_EMPTY, convert_to_numpy=True))
+    queries = model.encode(NON_EMPTY, prompt_name="query", convert_to_numpy=True)
+    close(dense(local, NON_EMPTY, input_type="query"), queries)
+    close(dense(local, NON_EMPTY, input_type="document"), model.encode(NON_EMPTY, prompt_name="document"))
 
 
 def edit(place: Path, **keys: Any) -> None:
@@ -254,7 +254,7 @@ def test_a_classifier_without_a_graph(tmp_path: Path, engine: str) -> None:
 
 
 def write_splade(folder: Path, *, plain: bool = False) -> Path:
-    """SPLADE over ModernBERT, by sentence-transformers or as a masked language model that its files call so."""
+    """SPLADE over ModernBERT, saved by sentence-transformers or as a masked language model whose files declare it."""
     import torch
     import transformers
     from sentence_transformers import SparseEncoder
@@ -285,7 +285,7 @@ def write_splade(folder: Path, *, plain: bool = False) -> Path:
 @pytest.mark.parametrize("engine", ["openvino", "torch"])
 @pytest.mark.parametrize("plain", [False, True])
 def test_splade_without_a_graph(tmp_path: Path, engine: str, plain: bool) -> None:
-    """The logits are exported, and the pooling over them is Shoal's own."""
+    """The logits are exported, and Shoal adds its own pooling."""
     from sentence_transformers import SparseEncoder
 
     folder = write_splade(tmp_path, plain=plain)
@@ -293,13 +293,13 @@ def test_splade_without_a_graph(tmp_path: Path, engine: str, plain: bool) -> Non
     local = opened(folder, tmp_path / "home", engine=engine)
     assert local.facts.vectors == ("sparse",)
     assert local.facts.details["graph"] == ("exported" if engine == "openvino" else "folder")
-    expected = model.encode(SAID, convert_to_tensor=True).to_dense().numpy()
+    expected = model.encode(NON_EMPTY, convert_to_tensor=True).to_dense().numpy()
     assert (expected > 0).any()
-    close(sparse(local, SAID, expected.shape[1]), expected)
+    close(sparse(local, NON_EMPTY, expected.shape[1]), expected)
 
 
 def test_late_interaction_without_a_graph(tmp_path: Path) -> None:
-    """A vector for each token, behind an exported encoder and from the folder; queries and documents differ."""
+    """A vector for each token, from an exported encoder and from the folder; queries and documents differ."""
     import torch
     from sentence_transformers import MultiVectorEncoder
 
@@ -316,15 +316,16 @@ def test_late_interaction_without_a_graph(tmp_path: Path) -> None:
         assert (local.facts.vectors, local.facts.details["graph"]) == (("multi",), "exported")
         for role in ("query", "document"):
             encode = model.encode_query if role == "query" else model.encode_document
-            expected = encode(SAID, convert_to_numpy=True)
-            for row, right in zip(rows(local, SAID, ("multi",), input_type=role), expected, strict=True):
+            expected = encode(NON_EMPTY, convert_to_numpy=True)
+            for row, right in zip(rows(local, NON_EMPTY, ("multi",), input_type=role), expected, strict=True):
                 assert row.multi is not None
                 close(row.multi, right)
 
 
 @pytest.mark.parametrize("variant", ["int8", "fp16"])
 def test_an_exported_graph_has_variants(tmp_path: Path, variant: str) -> None:
-    """Random weights of 32 dimensions bear little: what counts is that they are found and made smaller."""
+    """Random weights of 32 dimensions lose accuracy easily: the test only checks that variants exist and are
+    smaller."""
     from shoal.models.convert.variants import make_variant
     from shoal.models.store import Store
 
@@ -348,8 +349,8 @@ def code(folder: Path, ran: Path) -> None:
     ("spoil", "message"),
     [(evil, r"pytorch_model\.bin: .*not a pickle of tensors only"), (code, "auto_map.*never runs")],
 )
-def test_what_could_run_is_refused(tmp_path: Path, spoil: Callable[[Path, Path], None], message: str) -> None:
-    """A clear error, nothing run, nothing left in the store; and the same process serves the next model."""
+def test_files_that_run_code_are_refused(tmp_path: Path, spoil: Callable[[Path, Path], None], message: str) -> None:
+    """The error is clear, no code runs, nothing stays in the store; and the same process serves the next model."""
     folder = write(CASES[0], tmp_path / "bad")
     spoil(folder, tmp_path / "ran")
     with pytest.raises(ModelFileError, match=message):
@@ -362,7 +363,7 @@ def test_what_could_run_is_refused(tmp_path: Path, spoil: Callable[[Path, Path],
 
 
 class Stopping(Progress):
-    """Stops at the exporter's first word."""
+    """Stops at the exporter's first report."""
 
     def __init__(self, stop: Stop) -> None:
         self._stop = stop
@@ -382,7 +383,7 @@ def test_bounds_end_it(tmp_path: Path, bounds: dict[str, Any], message: str) -> 
     folder = other("modernbert", tmp_path)
     with pytest.raises(ModelFileError, match=message):
         stored(folder, tmp_path / "home", **bounds)
-    left(tmp_path / "home")
+    check_nothing_left(tmp_path / "home")
 
 
 def test_it_is_stopped(tmp_path: Path) -> None:
@@ -391,16 +392,16 @@ def test_it_is_stopped(tmp_path: Path) -> None:
     with pytest.raises(Cancelled):
         prepare_local(parse_address(f"file:{folder}"), settings(tmp_path / "home"), progress=progress, stop=stop)
     assert progress.begun.is_set()
-    left(tmp_path / "home")
+    check_nothing_left(tmp_path / "home")
 
 
-def left(home: Path) -> None:
-    """Nothing is but locks."""
+def check_nothing_left(home: Path) -> None:
+    """Assert that no files but locks remain."""
     assert [path for path in home.rglob("*") if path.is_file() and path.parent.name != "locks"] == []
 
 
 def test_never_means_never(tmp_path: Path) -> None:
-    """With the extra installed, and the setting that forbids it."""
+    """The setting forbids conversion although the extra is installed."""
     with pytest.raises(SourceError, match="convert"):
         stored(pickled(write(CASES[0], tmp_path)), tmp_path / "home", convert="never")
     with pytest.raises(ShoalError, match="model_type"):

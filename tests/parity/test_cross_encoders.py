@@ -1,5 +1,6 @@
-"""The scores of sentence-transformers' CrossEncoder and of transformers' classifiers, from the same files, through all
-that serves them: prepared into a store, run by OpenVINO in float32, framed, cut and activated by the pair pipeline."""
+"""The scores of sentence-transformers' CrossEncoder and of transformers' classifiers, from the same files, through the
+whole serving path: prepared into a store, run by OpenVINO in float32, framed, cut and activated by the pair
+pipeline."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from tests.unit.models.engines import RUNS
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
 TOLERANCE = 1e-5
-"""Of a score, or of a logit's size where that is above 1."""
+"""Absolute for scores; relative for logits above 1."""
 
 QUERY = "where can i renew my passport"
 DOCUMENTS = [
@@ -64,7 +65,7 @@ def opened(folder: Path, home: Path) -> LocalModel:
 
 
 def scores(local: LocalModel, task: BatchTask, items: Sequence[Item], size: int = 5) -> Array:
-    """[items, labels], in batches of `size` in a random order, so that lengths mix."""
+    """Scores [items, labels], in batches of `size` in a random order, so that lengths mix."""
     prepared = local.pipeline.prepare([(task, item) for item in items])
     order = list(range(len(items)))
     random.Random(5).shuffle(order)
@@ -89,7 +90,7 @@ def close(got: Array, expected: Array) -> None:
 
 @pytest.mark.parametrize("case", CROSS_CASES, ids=lambda case: case.name)
 def test_scores_equal_those_of_sentence_transformers(tmp_path: Path, case: CrossCase) -> None:
-    """Activated and raw, for pairs of all lengths; and the files say the same to both libraries."""
+    """Activated and raw, for pairs of all lengths; both libraries read the same settings from the files."""
     import torch
 
     folder = write_cross(case, tmp_path)
@@ -125,22 +126,22 @@ def test_scores_equal_those_of_transformers(tmp_path: Path, case: CrossCase) -> 
     local = opened(folder, tmp_path / "home")
     names = list(model.config.id2label.values())
     assert local.facts.labels == tuple(names)
-    # Given one pair at a time, transformers takes an empty second text for none; sentence-transformers does not.
+    # With one pair at a time, transformers ignores an empty second text; sentence-transformers does not.
     inputs: list[Item] = [*DOCUMENTS, *(pair for pair in PAIRS if pair[1])]
     formatted = [{"text": one[0], "text_pair": one[1]} if isinstance(one, tuple) else one for one in inputs]
     answers = [reference(one, top_k=None, truncation=True) for one in formatted]
-    found = [answer[0] if isinstance(answer[0], list) else answer for answer in answers]
-    expected = [[{each["label"]: each["score"] for each in one}[name] for name in names] for one in found]
+    label_scores = [answer[0] if isinstance(answer[0], list) else answer for answer in answers]
+    expected = [[{each["label"]: each["score"] for each in one}[name] for name in names] for one in label_scores]
     close(scores(local, Classify(model="m", inputs=[]), inputs), np.array(expected, np.float32))
 
 
 @pytest.mark.parametrize("name", ["bert-1", "mpnet-3", "xlm-roberta-1"])
 def test_both_engines_agree_with_numpy(tmp_path: Path, name: str) -> None:
-    """Weights as transformers names them, on every engine that reads graphs."""
+    """Weights under transformers' names, on every engine that reads graphs."""
     folder = write_cross(next(case for case in CROSS_CASES if case.name == name), tmp_path)
     target = tmp_path / "served"
     target.mkdir()
-    made = convert(folder, target)
+    conversion = convert(folder, target)
     for engine, open_run in RUNS.items():
-        found = verify(folder, made.contract, target, made.spec, open_run(target / made.graph))
-        assert found.passed and found.method == "reference", (engine, found.text)
+        verification = verify(folder, conversion.contract, target, conversion.spec, open_run(target / conversion.graph))
+        assert verification.passed and verification.method == "reference", (engine, verification.text)

@@ -1,4 +1,4 @@
-"""Models that Shoal has no graph for, exported by PyTorch in a process of its own, served from ONNX."""
+"""Models without a graph in Shoal, exported by PyTorch in a separate process and served from ONNX."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def test_an_exported_model_embeds_as_sentence_transformers_does(tmp_path: Path, 
     the exported folder is converted, pooled and verified like a published one."""
     folder = other(name, tmp_path)
     reports: list[str] = []
-    found = exported(folder, tmp_path / "exported", progress=lambda stage, _: reports.append(stage))
-    assert found.kind == "encoder"
-    assert "agrees with PyTorch" in found.verification
+    export = exported(folder, tmp_path / "exported", progress=lambda stage, _: reports.append(stage))
+    assert export.kind == "encoder"
+    assert "agrees with PyTorch" in export.verification
     assert list(dict.fromkeys(reports)) == ["read", "load", "export", "verify"]
     target = tmp_path / "served"
     target.mkdir()
@@ -53,7 +53,7 @@ def test_an_exported_model_embeds_as_sentence_transformers_does(tmp_path: Path, 
 
 
 def pickled(folder: Path, *, shards: int = 1) -> Path:
-    """The same model with all its weights as PyTorch pickles them."""
+    """The same model with all its weights pickled by PyTorch."""
     import torch
     from safetensors.torch import load_file
 
@@ -76,13 +76,13 @@ def pickled(folder: Path, *, shards: int = 1) -> Path:
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_pickled_weights_become_safetensors(tmp_path: Path, shards: int) -> None:
-    """Of the encoder and of modules; without a graph where Shoal builds one itself."""
+    """Those of the encoder and of modules; no graph is exported if Shoal builds it itself."""
     folder = write(next(case for case in CASES if case.name == "bert-two-dense"), tmp_path)
     expected = reference(folder).encode(TEXTS, convert_to_numpy=True)
     model = reference(folder)
-    found = exported(pickled(folder, shards=shards), tmp_path / "exported", graph=False)
-    assert found.graph == ""
-    assert len(found.converted) == 2 + shards + (shards > 1), "each, and the index of shards"
+    export = exported(pickled(folder, shards=shards), tmp_path / "exported", graph=False)
+    assert export.graph == ""
+    assert len(export.converted) == 2 + shards + (shards > 1), "each, and the index of shards"
     assert not list((tmp_path / "exported").rglob("*.bin"))
     target = tmp_path / "served"
     target.mkdir()
@@ -93,7 +93,7 @@ def test_pickled_weights_become_safetensors(tmp_path: Path, shards: int) -> None
 
 
 def test_heads_of_bge_m3_become_safetensors(tmp_path: Path) -> None:
-    """sparse_linear.pt and colbert_linear.pt, by the names of their tensors; other pickles are left where they are."""
+    """sparse_linear.pt and colbert_linear.pt, by their tensor names; other pickles are left in place."""
     import torch
     from safetensors.torch import load_file
 
@@ -102,8 +102,8 @@ def test_heads_of_bge_m3_become_safetensors(tmp_path: Path) -> None:
     for name, layer in heads.items():
         torch.save(layer.state_dict(), folder / f"{name}.pt")
     torch.save({}, folder / "optimizer.pt")
-    found = exported(folder, tmp_path / "exported", graph=False)
-    assert sorted(found.converted) == ["colbert_linear.safetensors", "sparse_linear.safetensors"]
+    export = exported(folder, tmp_path / "exported", graph=False)
+    assert sorted(export.converted) == ["colbert_linear.safetensors", "sparse_linear.safetensors"]
     for name, layer in heads.items():
         tensors = load_file(tmp_path / "exported" / f"{name}.safetensors")
         assert set(tensors) == {"weight", "bias"}
@@ -129,7 +129,7 @@ def test_a_pickle_with_code_is_refused_and_not_run(tmp_path: Path) -> None:
 
 
 def test_code_beside_the_weights_is_not_run(tmp_path: Path) -> None:
-    """Neither a model's own, nor a file named like a package."""
+    """Neither a model's own code, nor a file named like a package."""
     folder = other("modernbert", tmp_path)
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}
@@ -144,7 +144,7 @@ def test_code_beside_the_weights_is_not_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("head", "kind"), [("classifier", "classifier"), ("masked", "masked")])
 def test_heads_that_end_in_logits(tmp_path: Path, head: str, kind: str) -> None:
-    """A classifier with its segments, and a masked language model of which SPLADE is made."""
+    """A classifier with its segments, and a masked language model for SPLADE."""
     import torch
     import transformers
 
@@ -165,22 +165,22 @@ def test_heads_that_end_in_logits(tmp_path: Path, head: str, kind: str) -> None:
         (folder / "modules.json").write_text(json.dumps(listed))
         (folder / "1").mkdir()
         (folder / "1" / "config.json").write_text("{}")
-    found = exported(folder, tmp_path / "exported")
-    assert found.kind == kind
-    assert ("token_type_ids" in found.inputs) == (head == "classifier")
-    inputs = {name: np.array([[5, 9, 11, 0], [7, 0, 0, 0]], np.int64) for name in found.inputs}
+    export = exported(folder, tmp_path / "exported")
+    assert export.kind == kind
+    assert ("token_type_ids" in export.inputs) == (head == "classifier")
+    inputs = {name: np.array([[5, 9, 11, 0], [7, 0, 0, 0]], np.int64) for name in export.inputs}
     inputs["attention_mask"] = (inputs["input_ids"] > 0).astype(np.int64)
     if head == "classifier":
         inputs["token_type_ids"] = np.array([[0, 1, 1, 0], [0, 0, 0, 0]], np.int64)
     with torch.inference_mode():
         right = model(**{name: torch.from_numpy(array) for name, array in inputs.items()}).logits.numpy()
     for open_run in RUNS.values():
-        got = open_run(tmp_path / "exported" / found.graph)(inputs, ("logits",))["logits"]
+        got = open_run(tmp_path / "exported" / export.graph)(inputs, ("logits",))["logits"]
         mask = slice(None) if head == "classifier" else inputs["attention_mask"] > 0
         np.testing.assert_allclose(got[mask], right[mask], atol=1e-4)
 
 
-def test_missing_weights_are_no_random_ones(tmp_path: Path) -> None:
+def test_missing_weights_are_not_randomized(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     folder = other("modernbert", tmp_path)

@@ -1,5 +1,5 @@
 """Static, sparse and late-interaction models against the libraries that save them, from the same files, end to end:
-tokenising, graph on both engines in float32, and what is made of its outputs."""
+tokenization, the graph on both engines in float32, and the processing of its outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.unit.models.engines import RUNS
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
 COSINE, DIFFERENCE = 0.99999, 2e-5
-"""Of vectors of length 1, in float32."""
+"""Bounds for unit vectors in float32."""
 
 
 class Served(NamedTuple):
@@ -35,7 +35,7 @@ class Served(NamedTuple):
     folder: Path
 
     def rows(self, run: Run, texts: Sequence[str], kinds: tuple[VectorKind, ...], **options: Any) -> list[VectorSet]:
-        """Every text in one batch, with the vectors of those kinds."""
+        """Return the vectors of those kinds for every text, in one batch."""
         task = Embed(model="m", inputs=[*texts], outputs=kinds, **options)
         self.pipeline.check(task)
         prepared = self.pipeline.prepare([(task, text) for text in texts])
@@ -66,12 +66,12 @@ def serve(source: Path, target: Path) -> Served:
 
 
 def runs(served: Served, source: Path) -> list[Run]:
-    """The graph on both engines; on each it passes its verification by the numpy reference."""
-    opened = [open_run(served.folder / served.converted.graph) for open_run in RUNS.values()]
-    for run in opened:
-        found = verify(source, served.converted.contract, served.folder, served.converted.spec, run)
-        assert found.passed and found.method == "reference", found.text
-    return opened
+    """The graph on both engines; each passes its verification against the numpy reference."""
+    graphs = [open_run(served.folder / served.converted.graph) for open_run in RUNS.values()]
+    for run in graphs:
+        verification = verify(source, served.converted.contract, served.folder, served.converted.spec, run)
+        assert verification.passed and verification.method == "reference", verification.text
+    return graphs
 
 
 def close(got: Array, expected: Array) -> None:
@@ -81,7 +81,7 @@ def close(got: Array, expected: Array) -> None:
 
 
 def same_weights(got: dict[int, float], expected: Array) -> None:
-    """A sparse vector and the dense row that it stands for."""
+    """Assert that a sparse vector equals its dense row."""
     row = np.zeros_like(expected)
     row[list(got)] = list(got.values())
     assert np.abs(row - expected).max() <= DIFFERENCE * max(1.0, float(expected.max()))
@@ -91,7 +91,7 @@ def same_weights(got: dict[int, float], expected: Array) -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_static_embedding_equals_sentence_transformers(tmp_path: Path, after: bool) -> None:
-    """Every token counts, unknown ones too, no special token is added, and a text of no token is zeros."""
+    """Every token counts, unknown ones too, no special token is added, and a text without tokens gives zeros."""
     folder = made.write_static(tmp_path / "model", after=after, prompts={"query": "where can i: "})
     model, served = reference(folder), serve(folder, tmp_path / "served")
     for run in runs(served, folder):
@@ -106,21 +106,21 @@ def test_a_static_embedding_equals_sentence_transformers(tmp_path: Path, after: 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 @pytest.mark.parametrize("modules", [True, False])
 def test_a_static_model_equals_model2vec(tmp_path: Path, quantized: bool, dtype: str, modules: bool) -> None:
-    """Unknown tokens are left out; a mapping and weights are in the table; int8 counts as the numbers it holds."""
+    """Unknown tokens are left out; mapping and weights are in the table; int8 keeps its numeric values."""
     from model2vec import StaticModel
 
     folder = made.write_model2vec(tmp_path / "model", quantized=quantized, dtype=dtype, modules=modules)
     model, served = StaticModel.from_pretrained(folder), serve(folder, tmp_path / "served")
     assert served.converted.spec.max_tokens == 24
     assert served.converted.spec.ends_normalized
-    # model2vec first cuts by characters, at its guess of what 24 tokens are: short texts alone can be compared.
+    # model2vec first cuts by characters, at its estimate of 24 tokens: only short texts can be compared.
     texts = [text for text in TEXTS if len(text) <= 24 * model.median_token_length]
     assert "" in texts and len(texts) > 3
     expected = model.encode(texts)
     for run in runs(served, folder):
         got = served.dense(run, texts)
         if dtype == "float16":
-            assert min_cosine(got, expected.astype(np.float32)) >= 0.9999  # its mean is taken in float16
+            assert min_cosine(got, expected.astype(np.float32)) >= 0.9999  # it computes the mean in float16
         else:
             close(got, expected.astype(np.float32))
 
@@ -143,8 +143,8 @@ def test_splade_equals_sentence_transformers(tmp_path: Path, case: made.Splade) 
                 same_weights(got, row)
 
 
-def test_a_plain_masked_model_that_its_files_call_splade(tmp_path: Path) -> None:
-    """Without modules.json it is what SparseEncoder makes of it; another name makes it an encoder to pool."""
+def test_a_masked_language_model_declared_as_splade(tmp_path: Path) -> None:
+    """Without modules.json it is read as SparseEncoder reads it; under another name it is an encoder to pool."""
     from sentence_transformers import SparseEncoder
 
     folder = made.write_masked("bert", tmp_path / "model")
@@ -192,7 +192,7 @@ def test_bge_m3_equals_its_formula(tmp_path: Path) -> None:
 
 
 def compare_late(folder: Path, target: Path) -> Served:
-    """Queries and documents of a late-interaction model, each with all its vectors."""
+    """Compare queries and documents of a late-interaction model, with all vectors of each."""
     from sentence_transformers import MultiVectorEncoder
 
     model, served = MultiVectorEncoder(str(folder), device="cpu"), serve(folder, target)
@@ -208,7 +208,7 @@ def compare_late(folder: Path, target: Path) -> Served:
 
 @pytest.mark.parametrize("case", made.LATES, ids=lambda case: case.name)
 def test_late_interaction_equals_sentence_transformers(tmp_path: Path, case: made.Late) -> None:
-    """PyLate's files: markers, queries filled up, documents without their punctuation."""
+    """PyLate's files: markers, padded queries, documents without their punctuation."""
     served = compare_late(made.write_pylate(case, tmp_path), tmp_path / "served")
     assert served.converted.spec.max_tokens == 30
 
@@ -243,7 +243,7 @@ def skipping(model: Any) -> None:
 
 @pytest.mark.parametrize("finish", [lambda model: None, expanded, cut, skipping])
 def test_a_multi_vector_encoder(tmp_path: Path, finish: Any) -> None:
-    """What sentence-transformers 6 saves itself: the settings are on the modules, markers are prompts."""
+    """As saved by sentence-transformers 6: the settings are on the modules, markers are prompts."""
     compare_late(made.write_multi_vector(tmp_path, finish), tmp_path / "served")
 
 
@@ -251,7 +251,7 @@ def test_a_multi_vector_encoder(tmp_path: Path, finish: Any) -> None:
 def test_a_matryoshka_model_keeps_its_dimensions(
     tmp_path: Path, after: tuple[tuple[str, tuple[Any, ...]], ...]
 ) -> None:
-    """truncate_dim is the model's own dimension; what a request asks for is cut from it."""
+    """truncate_dim is the model's own dimension; a request's `dimensions` cut from it."""
     folder = write(Case("short", after=after), tmp_path)
     place = folder / "config_sentence_transformers.json"
     place.write_text(json.dumps(json.loads(place.read_text()) | {"truncate_dim": 20}))
@@ -266,11 +266,11 @@ def test_a_matryoshka_model_keeps_its_dimensions(
 def test_left_padding_changes_nothing(tmp_path: Path) -> None:
     """A tokenizer that pads on the left is padded on the right here; positions that skip padding are the same."""
 
-    def left(folder: Path) -> None:
+    def pad_left(folder: Path) -> None:
         place = folder / "tokenizer_config.json"
         place.write_text(json.dumps(json.loads(place.read_text()) | {"padding_side": "left"}))
 
-    folder = write(Case("left", "roberta", pooling="lasttoken", finish=left), tmp_path)
+    folder = write(Case("left", "roberta", pooling="lasttoken", finish=pad_left), tmp_path)
     model, served = reference(folder), serve(folder, tmp_path / "served")
     assert model.tokenizer.padding_side == "left"
     expected = model.encode(TEXTS, convert_to_numpy=True)
@@ -279,7 +279,7 @@ def test_left_padding_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_residual_dense_equals_sentence_transformers(tmp_path: Path) -> None:
-    """Of one size and of two."""
+    """With one size and with two."""
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules

@@ -24,11 +24,11 @@ from shoal.models.convert.contract.tower_tokenizer import write_tower_tokenizer
 from shoal.models.convert.contract.tower_types import IMAGE_EMBEDS, PIXELS, TEXT_EMBEDS, Towers
 from shoal.models.convert.contract.tower_weights import read_contrast
 from shoal.models.convert.contract.towers import read_towers
-from shoal.models.convert.dual_encoder_reference import embed_pictures, embed_texts
+from shoal.models.convert.dual_encoder_reference import embed_images, embed_texts
 from shoal.models.convert.graphs.towers import build_text_tower
 from shoal.models.convert.graphs.vision import build_image_tower
 from shoal.models.convert.verify import min_cosine
-from shoal.models.convert.verify_dual_encoder import verify_pictures, verify_texts
+from shoal.models.convert.verify_dual_encoder import verify_images, verify_texts
 from shoal.pipelines.text.tokenizer import TextTokenizer
 from shoal.pipelines.text.tokens import TextPipeline
 from shoal.types import Array, Embed
@@ -89,8 +89,8 @@ def published(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     save_file(names(load_file(theirs.folder / "model.safetensors")), folder / WEIGHTS)
     model = {"embed_dim": theirs.towers.dimension, "vision_cfg": image_config(theirs, case, monkeypatch)}
     model |= {"text_cfg": text_config(theirs, case), "quick_gelu": case.activation == "quick_gelu"}
-    pictures = {"mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "squash"} if case.family == "siglip" else {}
-    (folder / CONFIG).write_text(json.dumps({"model_cfg": model, "preprocess_cfg": pictures}), encoding="utf-8")
+    preprocess = {"mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "squash"} if case.family == "siglip" else {}
+    (folder / CONFIG).write_text(json.dumps({"model_cfg": model, "preprocess_cfg": preprocess}), encoding="utf-8")
     return Pair(theirs, folder, read_towers(folder))
 
 
@@ -98,7 +98,7 @@ def published(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def pair(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     case = request.param
     if case.activation == "gelu_pytorch_tanh":
-        case = Case(case.name, case.family, case.activation, patch=16)  # as the towers of timm that have it
+        case = Case(case.name, case.family, case.activation, patch=16)  # as timm's towers that have it
     return published(case, tmp_path, monkeypatch)
 
 
@@ -112,7 +112,7 @@ def close(got: Array, expected: Array) -> None:
 def test_the_configuration_is_read_as_by_transformers(pair: Pair) -> None:
     theirs, ours = pair.theirs.towers, pair.ours
     assert ours.layout == "open_clip"
-    # What differs is how torchvision, which open_clip prepares pictures with, rounds the middle of an odd rest.
+    # torchvision, with which open_clip prepares images, rounds the middle of an odd remainder differently.
     steps = msgspec.structs.replace(theirs.image_spec, centre="even")
     assert (ours.family, ours.dimension, ours.image_spec) == (theirs.family, theirs.dimension, steps)
     assert ours.image == theirs.image
@@ -133,19 +133,19 @@ def test_texts_have_the_vectors_of_transformers(pair: Pair, engine: str) -> None
 
 
 @pytest.mark.parametrize("engine", RUNS)
-def test_pictures_have_the_vectors_of_transformers(pair: Pair, engine: str) -> None:
+def test_images_have_the_vectors_of_transformers(pair: Pair, engine: str) -> None:
     path = pair.folder / "image.onnx"
     build_image_tower(pair.folder, pair.ours, path)
     run = RUNS[engine](path)
     pixels = np.random.default_rng(1).standard_normal((3, 3, SIZE, SIZE)).astype(np.float32)
-    expected = pair.theirs.pictures(pixels)
+    expected = pair.theirs.images(pixels)
     close(run({PIXELS: pixels}, (IMAGE_EMBEDS,))[IMAGE_EMBEDS], expected)
-    close(embed_pictures(pair.folder, pair.ours, pixels).astype(np.float32), expected)
-    assert verify_pictures(pair.folder, pair.ours, run).passed
+    close(embed_images(pair.folder, pair.ours, pixels).astype(np.float32), expected)
+    assert verify_images(pair.folder, pair.ours, run).passed
 
 
 def test_the_text_pipeline_gives_the_vectors_of_transformers(pair: Pair) -> None:
-    """Texts of any length, the end kept where they are cut, padded as each family is."""
+    """Texts of any length, keeping the end token when cut, padded as each family requires."""
     spec = pair.ours.text_spec
     path = pair.folder / "text.onnx"
     build_text_tower(pair.folder, pair.ours, path)
@@ -154,13 +154,13 @@ def test_the_text_pipeline_gives_the_vectors_of_transformers(pair: Pair) -> None
     expected = pair.theirs.texts(pair.theirs.ids(TEXTS))
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     task = Embed(model="m", inputs=[*TEXTS], normalize=True)
-    # open_clip's white space alone, and not lower case, is done to SigLIP's texts here: those without either stay same.
+    # open_clip also cleans white space and lower-cases SigLIP's texts; texts without either are unaffected.
     places = [
         i for i, text in enumerate(TEXTS) if pair.ours.family == "clip" or (text == text.lower() and "  " not in text)
     ]
     assert len(places) > 1
-    made = [one for one in pipeline.prepare([(task, TEXTS[i]) for i in places]) if isinstance(one, Prepared)]
-    rows = pipeline.finish(RUNS["openvino"](path)(pipeline.collate(made, facts), spec.outputs), made)
+    items = [one for one in pipeline.prepare([(task, TEXTS[i]) for i in places]) if isinstance(one, Prepared)]
+    rows = pipeline.finish(RUNS["openvino"](path)(pipeline.collate(items, facts), spec.outputs), items)
     close(np.stack([np.asarray(row) for row in rows]), expected[places])
 
 
@@ -183,7 +183,7 @@ def test_a_tokenizer_of_vocabulary_and_merges_is_transformers(tmp_path: Path) ->
 
 
 def test_sentence_transformers_older_layout(tmp_path: Path) -> None:
-    """The folder of its one module, against the library itself."""
+    """The folder of its only module, against the library itself."""
     inner = tmp_path / "0_CLIPModel"
     write(Case("clip"), inner)
     settings = json.loads((inner / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -191,16 +191,16 @@ def test_sentence_transformers_older_layout(tmp_path: Path) -> None:
     (inner / "tokenizer_config.json").write_text(json.dumps(limited), encoding="utf-8")
     listed = [{"idx": 0, "name": "0", "path": "0_CLIPModel", "type": "sentence_transformers.models.CLIPModel"}]
     (tmp_path / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
-    found = read_towers(tmp_path)
-    assert found.path == "0_CLIPModel"
-    build_text_tower(tmp_path, found, tmp_path / "text.onnx")
-    write_tower_tokenizer(tmp_path, tmp_path / "tokenizer.json", family=found.family, path=found.path)
-    pipeline = TextPipeline(tmp_path, found.text_spec, truncate=True)
-    facts = EngineFacts(name="parity", inputs=("input_ids",), outputs=found.text_spec.outputs, length_buckets=(64,))
+    layout = read_towers(tmp_path)
+    assert layout.path == "0_CLIPModel"
+    build_text_tower(tmp_path, layout, tmp_path / "text.onnx")
+    write_tower_tokenizer(tmp_path, tmp_path / "tokenizer.json", family=layout.family, path=layout.path)
+    pipeline = TextPipeline(tmp_path, layout.text_spec, truncate=True)
+    facts = EngineFacts(name="parity", inputs=("input_ids",), outputs=layout.text_spec.outputs, length_buckets=(64,))
     task = Embed(model="m", inputs=[*TEXTS], normalize=False)
-    made = [one for one in pipeline.prepare([(task, text) for text in TEXTS]) if isinstance(one, Prepared)]
+    items = [one for one in pipeline.prepare([(task, text) for text in TEXTS]) if isinstance(one, Prepared)]
     run = RUNS["onnxruntime"](tmp_path / "text.onnx")
-    rows = pipeline.finish(run(pipeline.collate(made, facts), found.text_spec.outputs), made)
+    rows = pipeline.finish(run(pipeline.collate(items, facts), layout.text_spec.outputs), items)
     with torch.no_grad():
         expected = SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS)
     close(np.stack([np.asarray(row) for row in rows]), np.asarray(expected))

@@ -1,4 +1,4 @@
-"""Pixels against transformers' own processors of Pillow and NumPy, before and after normalisation."""
+"""Pixels compared with transformers' own processors based on Pillow and NumPy, before and after normalization."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 from shoal.pipelines.image.preprocessing import Preprocessing
 from shoal.specs import ImageSpec
 from shoal.types import Array
-from tests.unit.pipelines.image.pictures import CLIP, SIGLIP, deep, pictures, saved
+from tests.unit.pipelines.image.image_kit import CLIP, SIGLIP, deep, image_files, saved
 
 pytestmark = pytest.mark.parity
 
@@ -42,51 +42,51 @@ CASES: dict[str, tuple[Any, ImageSpec]] = {
 
 
 def upright(data: bytes) -> Image.Image:
-    """As transformers' `load_image` turns what it fetches. It leaves alpha to the processor here, which lays it over
-    white; `load_image` itself drops it, and shows colours that nobody was meant to see."""
+    """Rotate as transformers' `load_image` does. Alpha is left to the processor, which composes it over white;
+    `load_image` itself drops it, and shows the hidden colors."""
     return ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
 
 
-def reference(processor: Any, picture: Image.Image, **options: Any) -> Array:
-    values: Array = processor(images=picture, return_tensors="np", **options)["pixel_values"][0]
+def reference(processor: Any, decoded: Image.Image, **options: Any) -> Array:
+    values: Array = processor(images=decoded, return_tensors="np", **options)["pixel_values"][0]
     return values
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", pictures())
+@pytest.mark.parametrize("name", image_files())
 def test_pixels_are_those_of_transformers(case: str, name: str) -> None:
-    """Before normalisation within 1/255, and all but lines to the bit; after it as near as that."""
+    """Before normalization within 1/255, and all but lines bit for bit; after it equally close."""
     processor, spec = CASES[case]
     steps = Preprocessing(spec)
-    pixels = steps.pixels(pictures()[name])
-    plain = reference(processor, upright(pictures()[name]), do_rescale=False, do_normalize=False)
+    pixels = steps.pixels(image_files()[name])
+    plain = reference(processor, upright(image_files()[name]), do_rescale=False, do_normalize=False)
     apart = np.abs(pixels.transpose(2, 0, 1).astype(int) - plain.astype(int)).max()
     assert apart <= (1 if name.startswith("very") or name == "a line" else 0)
-    values = reference(processor, upright(pictures()[name]))
+    values = reference(processor, upright(image_files()[name]))
     assert values.dtype == np.float32
     bound = 1.001 * apart / 255 / min(spec.std)
     np.testing.assert_allclose(steps.values(pixels), values, rtol=0, atol=bound if apart else 0)
 
 
-def test_there_are_enough_pictures() -> None:
-    """Of every kind that is read."""
-    assert len(pictures()) >= 30
+def test_there_are_enough_images() -> None:
+    """They are of every supported kind."""
+    assert len(image_files()) >= 30
 
 
 @pytest.mark.parametrize("mistake", [{"resize": "squash"}, {"resample": 2}, {"edge": 256}, {"mean": (0.5, 0.5, 0.5)}])
 def test_mistakes_are_caught(mistake: dict[str, Any]) -> None:
-    """Squash for crop, another filter, another edge, another mean: each is past the bound on many of the pictures."""
+    """Squash for crop, another filter, another edge, another mean: each exceeds the tolerance on many of the images."""
     processor, spec = CASES["clip"]
     steps = Preprocessing(msgspec.structs.replace(spec, **mistake))
     caught = 0
-    for data in pictures().values():
-        found = steps.values(steps.pixels(data))
-        caught += np.abs(found - reference(processor, upright(data))).max() > 2 / 255 / min(spec.std)
-    assert caught > len(pictures()) / 2
+    for data in image_files().values():
+        values = steps.values(steps.pixels(data))
+        caught += np.abs(values - reference(processor, upright(data))).max() > 2 / 255 / min(spec.std)
+    assert caught > len(image_files()) / 2
 
 
 def test_sixteen_bits_differ_on_purpose() -> None:
-    """Pillow's conversion cuts values off at 255, and with it the reference: nearly all of such a picture is white."""
+    """Pillow's conversion clips values at 255, and so does the reference: nearly all of such an image is white."""
     processor, spec = CASES["siglip"]
     plain = reference(processor, deep(), do_rescale=False, do_normalize=False)
     assert np.median(plain) == 255

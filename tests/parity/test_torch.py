@@ -35,7 +35,7 @@ HIDDEN = 32
 
 
 async def spec_of(folder: Path, **changes: Any) -> TextSpec:
-    """What Shoal's own reading of the folder says of it, whatever its architecture."""
+    """The spec that Shoal reads from the folder, for any architecture."""
     contract = await asyncio.to_thread(read_contract, folder, elsewhere=True)
     inputs = ["input_ids", "attention_mask"]
     if not contract.pooling.include_prompt:
@@ -60,7 +60,7 @@ async def infer(engine: Engine, feeds: dict[str, Array], *outputs: str) -> dict[
 
 
 def feeds(model: Any, texts: list[str], prompt: str = "", *, left: bool = False) -> dict[str, Array]:
-    """Texts by the reference's own tokenizer, padded on the right, or on the left."""
+    """Tokenize with the reference's own tokenizer, padded on the right, or on the left."""
     tokenizer = model.tokenizer
     rows = [tokenizer(prompt + text, truncation=True, max_length=model.max_seq_length)["input_ids"] for text in texts]
     rows = [row or [tokenizer.pad_token_id] for row in rows]
@@ -91,7 +91,7 @@ PLAIN = [case for case in CASES if case.include_prompt and not case.lower_case]
 
 @pytest.mark.parametrize("case", PLAIN, ids=lambda case: case.name)
 async def test_vectors_equal_those_of_sentence_transformers(tmp_path: Path, case: Case) -> None:
-    """Every pooling, module and way to store weights, for every family that has a graph."""
+    """Every pooling, module and weight format, for every family that has a graph."""
     folder = write(case, tmp_path)
     model = reference(folder)
     async with opened(folder, await spec_of(folder)) as engine:
@@ -104,7 +104,7 @@ async def test_vectors_equal_those_of_sentence_transformers(tmp_path: Path, case
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.include_prompt], ids=lambda case: case.name)
 async def test_prompts_are_left_out_of_pooling(tmp_path: Path, case: Case) -> None:
-    """pooling_mask leaves out what sentence-transformers leaves out."""
+    """pooling_mask excludes the same tokens as sentence-transformers."""
     folder = write(case, tmp_path)
     model = reference(folder)
     (name, prompt) = next(iter(case.prompts.items()))
@@ -119,7 +119,8 @@ async def test_prompts_are_left_out_of_pooling(tmp_path: Path, case: Case) -> No
 
 
 def words_tokenizer(folder: Path, *, last: str = "") -> int:
-    """A tokenizer.json of words and letters; `last` is appended to every text. Answers the size of its vocabulary."""
+    """Write a tokenizer.json of words and letters; `last` is appended to every text. Return the size of its
+    vocabulary."""
     import transformers
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -184,7 +185,7 @@ OTHERS: dict[str, tuple[Callable[[int], Any], str]] = {
     "t5": (_t5, "mean"),
     "qwen3": (_qwen3, "lasttoken"),
 }
-"""Architectures without a graph in Shoal, with the pooling that their embedders have."""
+"""Architectures without a graph in Shoal, with the pooling of their embedding models."""
 
 
 def other(name: str, folder: Path, dtype: str = "float32") -> Path:
@@ -212,7 +213,7 @@ def other(name: str, folder: Path, dtype: str = "float32") -> Path:
 
 @pytest.mark.parametrize("name", OTHERS)
 async def test_architectures_without_a_graph(tmp_path: Path, name: str) -> None:
-    """What transformers knows is served, in any batch, as sentence-transformers embeds it."""
+    """Architectures that transformers supports are served, in any batch, with the vectors of sentence-transformers."""
     folder = other(name, tmp_path)
     model = reference(folder)
     texts = [text for text in TEXTS if text.strip()]
@@ -225,7 +226,7 @@ async def test_architectures_without_a_graph(tmp_path: Path, name: str) -> None:
 
 
 async def test_a_decoder_pads_on_either_side(tmp_path: Path) -> None:
-    """The last token that the mask keeps is pooled, wherever the padding stands."""
+    """The last token in the mask is pooled, on whichever side the padding is."""
     folder = other("qwen3", tmp_path)
     model = reference(folder)
     async with opened(folder, await spec_of(folder)) as engine:
@@ -234,7 +235,7 @@ async def test_a_decoder_pads_on_either_side(tmp_path: Path) -> None:
 
 
 async def test_token_vectors_are_those_of_the_encoder(tmp_path: Path) -> None:
-    """The output of token vectors is what sentence-transformers calls token_embeddings, at every token that counts."""
+    """The token vectors equal sentence-transformers' token_embeddings, at every attended token."""
     folder = write(CASES[0], tmp_path)
     model = reference(folder)
     inputs = feeds(model, TEXTS)
@@ -247,7 +248,7 @@ async def test_token_vectors_are_those_of_the_encoder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("labels", [1, 3])
 async def test_classifiers_give_their_logits(tmp_path: Path, labels: int) -> None:
-    """Pairs with their segments, as AutoModelForSequenceClassification scores them one by one."""
+    """Pairs with their segments, scored one by one by AutoModelForSequenceClassification."""
     import torch
     import transformers
 
@@ -308,7 +309,7 @@ async def test_splade_weights_are_those_of_sentence_transformers(
 
 
 def beside(name: str, dimension: int, activation: str) -> LayerSpec:
-    """A head of bge-m3, in a file beside the encoder."""
+    """Write a head of bge-m3 to a file beside the encoder."""
     return LayerSpec(
         kind="dense", takes=HIDDEN, dimension=dimension, file=f"{name}_linear.safetensors", stem="",
         activation=activation,
@@ -316,7 +317,7 @@ def beside(name: str, dimension: int, activation: str) -> LayerSpec:
 
 
 async def test_bge_m3_gives_all_kinds_in_one_call(tmp_path: Path) -> None:
-    """Dense, sparse and multi vectors from one run of the encoder, each as its formula says."""
+    """Dense, sparse and multi vectors from one run of the encoder, each equal to its formula."""
     import torch
     from safetensors.torch import save_file
 

@@ -39,8 +39,8 @@ async def opened(model: TinyBert, max_length: int = 512) -> AsyncIterator[Subjec
 
 @pytest.fixture
 async def subject(tmp_path: Path) -> AsyncIterator[Subject]:
-    async with opened(TinyBert(tmp_path)) as found:
-        yield found
+    async with opened(TinyBert(tmp_path)) as engine:
+        yield engine
 
 
 @pytest.fixture
@@ -50,11 +50,11 @@ async def local(subject: Subject) -> Subject:
 
 @pytest.fixture
 async def short(tmp_path: Path) -> AsyncIterator[Subject]:
-    async with opened(TinyBert(tmp_path, positions=16)) as found:
-        yield found
+    async with opened(TinyBert(tmp_path, positions=16)) as engine:
+        yield engine
 
 
 @pytest.fixture
 async def slow(tmp_path: Path) -> AsyncIterator[Subject]:
-    async with opened(TinyBert(tmp_path, width=256, layers=4)) as found:
-        yield found
+    async with opened(TinyBert(tmp_path, width=256, layers=4)) as engine:
+        yield engine

@@ -1,4 +1,5 @@
-"""The torch engine reads a model as Shoal's graph does: its heads come from the one reading that the manifest keeps."""
+"""The torch engine reads a model as Shoal's graph does: it takes its heads from the manifest, which keeps the only
+reading of the files."""
 
 from __future__ import annotations
 
@@ -38,12 +39,12 @@ DIFFERENCE = 2e-5
 
 
 def silent(folder: Path) -> None:
-    """A SpladePooling whose file names nothing: the defaults."""
+    """A SpladePooling whose file sets nothing: the defaults."""
     (folder / "1_SpladePooling" / "config.json").write_text('{"pooling_strategy": null, "activation_function": null}')
 
 
 def tanh(folder: Path) -> None:
-    """A Dense of sentence-transformers over tokens, without an activation: Tanh there, and not PyLate's none."""
+    """A Dense of sentence-transformers over tokens, without an activation: Tanh there, unlike PyLate's none."""
     listed = json.loads((folder / "modules.json").read_text())
     listed[1]["type"] = "sentence_transformers.models.Dense"
     listed.append({"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"})
@@ -55,7 +56,7 @@ def tanh(folder: Path) -> None:
 
 
 def unused(folder: Path) -> None:
-    """A bias that is stored, and that the module's file says there is none of."""
+    """A stored bias, although the module's file says that there is none."""
     place = folder / "1_Dense" / "model.safetensors"
     weights = load_file(place)
     save_file(weights | {"linear.bias": np.ones(len(weights["linear.weight"]), np.float32)}, place)
@@ -66,7 +67,7 @@ def unbiased(folder: Path) -> None:
 
 
 def sharded(folder: Path) -> None:
-    """A module whose weights lie in a shard that an index names."""
+    """A module whose weights are in a shard named by an index."""
     place = folder / "1_Dense"
     (place / "model.safetensors").rename(place / "model-00001-of-00001.safetensors")
     index = {"weight_map": {"linear.weight": "model-00001-of-00001.safetensors"}}
@@ -109,15 +110,15 @@ def feeds_of(names: tuple[str, ...]) -> dict[str, Array]:
 
 
 def drop_padding(array: Array) -> Array:
-    """Without what stands at padding."""
+    """Remove the vectors of padding."""
     if array.ndim == 3:
         return np.asarray(array[MASK > 0])
     return np.asarray(array * MASK) if array.shape == MASK.shape else array
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_it_computes_what_the_graph_does(tmp_path: Path, name: str) -> None:
-    """Every output, of files that leave much to a reader's defaults."""
+async def test_it_computes_the_same_as_the_graph(tmp_path: Path, name: str) -> None:
+    """Every output, for files that rely on the reader's defaults."""
     folder, converted = await asyncio.to_thread(model, name, tmp_path)
     feeds = feeds_of(converted.spec.inputs)
     right = RUNS["onnxruntime"](tmp_path / "made" / converted.graph)(feeds, converted.spec.outputs)
@@ -128,7 +129,7 @@ async def test_it_computes_what_the_graph_does(tmp_path: Path, name: str) -> Non
 
 
 async def test_other_weights_than_were_stored_are_refused(tmp_path: Path) -> None:
-    """A module of another size, or one that the manifest says nothing of."""
+    """A module of another size, or one that the manifest does not list."""
     folder, converted = await asyncio.to_thread(model, "shards of a module", tmp_path)
     assert converted.spec.parts is not None
     for spec, complaint in (
@@ -147,7 +148,7 @@ async def test_other_weights_than_were_stored_are_refused(tmp_path: Path) -> Non
 
 
 def test_late_interaction_is_compared_before_it_takes_16_bits(tmp_path: Path) -> None:
-    """By the vectors of its tokens: it has no others."""
+    """By its token vectors: it has no others."""
     from shoal.backends.local.torch import engine as module
     from shoal.backends.local.torch.network import Network
 
@@ -163,14 +164,14 @@ def test_late_interaction_is_compared_before_it_takes_16_bits(tmp_path: Path) ->
 async def test_it_is_compared_with_the_reference_before_it_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the address: what it found is told; a network that computes something else does not serve."""
+    """Loading from the address reports the comparison; a network that computes something else does not serve."""
     from shoal.backends.local.torch.heads import Heads
 
     made.m3(tmp_path / "model", "bert")
     settings = msgspec.structs.replace(Settings(home=str(tmp_path / "home"), offline=True), engine="torch")
     address = parse_address(f"file:{tmp_path / 'model'}")
     right = Heads.compute
-    monkeypatch.setattr(Heads, "compute", lambda *args: {name: found + 1 for name, found in right(*args).items()})
+    monkeypatch.setattr(Heads, "compute", lambda *args: {name: array + 1 for name, array in right(*args).items()})
     with pytest.raises(VerificationFailed, match="torch does not agree"):
         await open_local("m", [address], settings)
     monkeypatch.setattr(Heads, "compute", right)

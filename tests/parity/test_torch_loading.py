@@ -1,4 +1,5 @@
-"""The torch engine's loading: what is refused, precisions, warming, an end; and a model from its address to vectors."""
+"""Loading by the torch engine: rejected files, precisions, warm-up, closing; and a model from its address to
+vectors."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), pytest.m
 
 
 async def test_ids_outside_the_table_are_refused(tmp_path: Path) -> None:
-    """Before they reach the device: on a GPU such an id would end all later work."""
+    """They fail before they reach the device: on a GPU such an id would break all later work."""
     model = TinyBert(tmp_path)
     async with opened(tmp_path, model.spec) as engine:
         for bad in (100, -1):
@@ -45,8 +46,8 @@ async def test_ids_outside_the_table_are_refused(tmp_path: Path) -> None:
                 await infer(engine, inputs, "pooled")
 
 
-async def test_missing_weights_are_no_random_ones(tmp_path: Path) -> None:
-    """transformers would fill them in with a warning."""
+async def test_missing_weights_are_not_randomized(tmp_path: Path) -> None:
+    """transformers would initialize them randomly, with a warning."""
     from safetensors.torch import load_file, save_file
 
     model = TinyBert(tmp_path)
@@ -71,13 +72,13 @@ async def test_pickles_and_code_are_refused(tmp_path: Path) -> None:
             pass
     (tmp_path / "config.json").write_text('{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}')
     (tmp_path / "mine.py").write_text("raise SystemExit('ran')")
-    with pytest.raises(ModelFileError, match="architecture that transformers has"):
+    with pytest.raises(ModelFileError, match="architecture transformers supports"):
         async with opened(tmp_path, model.spec):
             pass
 
 
 async def test_precisions(tmp_path: Path) -> None:
-    """bf16 where it is asked for, f32 by itself on the CPU, fp16 on a GPU alone."""
+    """bf16 on request, f32 by default on the CPU, fp16 only on a GPU."""
     import torch
 
     model = TinyBert(tmp_path)
@@ -88,13 +89,13 @@ async def test_precisions(tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         async with opened(tmp_path, model.spec, samples=[batch(4, 8)]) as engine:
             assert (engine.facts.precision, engine.facts.slots) == ("f32", 1)
-        with pytest.raises(ConfigError, match="fp16 is for GPUs"):
+        with pytest.raises(ConfigError, match="fp16 requires a GPU"):
             async with opened(tmp_path, model.spec, precision="fp16"):
                 pass
 
 
 async def test_a_graph_is_no_folder(tmp_path: Path) -> None:
-    """Without a folder or a spec the error says which setting to change."""
+    """Without a folder or a spec the error names the setting to change."""
     with pytest.raises(ConfigError, match="use another engine"):
         await load_opener("torch")(tmp_path / "model.onnx", name="x", options=EngineOptions())
 
@@ -106,7 +107,7 @@ async def test_warming_measures_the_cost(tmp_path: Path) -> None:
 
 
 async def test_closing_frees_the_weights(tmp_path: Path) -> None:
-    """At once, without waiting for the garbage collector."""
+    """Closing releases them at once, without waiting for the garbage collector."""
     import gc
     import weakref
 
@@ -145,8 +146,8 @@ assert not seen, seen
 """
 
 
-def test_loading_and_running_contacts_nobody(tmp_path: Path) -> None:
-    """A whole life of the engine opens no connection and leaves nothing in the home directory."""
+def test_loading_and_running_opens_no_connection(tmp_path: Path) -> None:
+    """Loading, running and closing the engine opens no connection and leaves nothing in the home directory."""
     home = tmp_path / "home"
     home.mkdir()
     folder = tmp_path / "model"
@@ -165,8 +166,8 @@ def test_loading_and_running_contacts_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("score", [False, True])
 async def test_auto_takes_16_bits_that_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score: bool) -> None:
-    """What a GPU does at load: fp16 or bf16 as long as the samples agree with f32, an outcome that is kept, and f32 for
-    a model that loses too much accuracy them; a checkpoint of 16 bits runs as it was published."""
+    """The selection on a GPU at load: fp16 or bf16 if the samples agree with f32, a stored outcome, and f32 for a model
+    that loses too much accuracy; a 16-bit checkpoint runs as published."""
     from shoal.backends.local.torch import engine as module
 
     monkeypatch.setattr(module._Device, "cuda", property(lambda self: True))
@@ -180,15 +181,15 @@ async def test_auto_takes_16_bits_that_agree(tmp_path: Path, monkeypatch: pytest
         ports = [Port(name, np.dtype(np.int64), (None, None)) for name in spec.inputs]
         return module._load(tmp_path, spec, ports, engine_options)
 
-    found = await asyncio.to_thread(load)
-    assert found.network.precision == ("fp16" if found.precision_check.agrees else "f32")
-    again = await asyncio.to_thread(load, precision_check=found.precision_check)
-    assert (again.network.precision, again.reason) == (found.network.precision, found.reason)
+    first = await asyncio.to_thread(load)
+    assert first.network.precision == ("fp16" if first.precision_check.agrees else "f32")
+    again = await asyncio.to_thread(load, precision_check=first.precision_check)
+    assert (again.network.precision, again.reason) == (first.network.precision, first.reason)
     monkeypatch.setattr(module, "compare", lambda *_: {"mean_cosine": 0.5})
     exact = await asyncio.to_thread(load)
     assert exact.network.precision == "f32"
     assert "bf16" in exact.precision_check.key
-    assert (await asyncio.to_thread(load, samples=())).reason == "no samples to check 16 bits with"
+    assert (await asyncio.to_thread(load, samples=())).reason == "no samples for the 16-bit check"
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace("float32", "bfloat16"))
     assert (await asyncio.to_thread(load)).network.precision == "bf16"
@@ -205,8 +206,8 @@ def _save_classifier(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["modernbert", "bert"])
 async def test_a_folder_is_served_from_its_address(tmp_path: Path, name: str) -> None:
-    """From `file:` and the setting to vectors: an architecture without a graph, and one that has one and is run from
-    its folder all the same."""
+    """From `file:` and the setting to vectors: an architecture without a graph, and one with a graph that runs from its
+    folder all the same."""
     folder = other(name, tmp_path) if name in OTHERS else write(CASES[0], tmp_path)
     settings = msgspec.structs.replace(Settings(home=str(tmp_path / "home"), offline=True), engine="torch")
     local = await open_local("mini", [parse_address(f"file:{folder}")], settings)
@@ -225,7 +226,7 @@ async def test_a_folder_is_served_from_its_address(tmp_path: Path, name: str) ->
 
 
 async def test_a_known_name_with_code_of_its_own_is_refused(tmp_path: Path) -> None:
-    """What transformers has under the name "bert" is not what the author means."""
+    """transformers' implementation of "bert" is not the author's."""
     model = TinyBert(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "mine.Model"}}))

@@ -29,7 +29,7 @@ from shoal.errors import ModelFileError
 from shoal.models.convert.contract.tower_types import IMAGE_EMBEDS, PIXELS, TEXT_EMBEDS, Towers
 from shoal.models.convert.contract.tower_weights import read_contrast
 from shoal.models.convert.contract.towers import read_towers
-from shoal.models.convert.dual_encoder_reference import embed_pictures, embed_texts
+from shoal.models.convert.dual_encoder_reference import embed_images, embed_texts
 from shoal.models.convert.graphs.towers import build_text_tower
 from shoal.models.convert.graphs.vision import build_image_tower
 from shoal.models.convert.verify import min_cosine
@@ -47,7 +47,7 @@ SIZE = 20
 
 @dataclass(frozen=True)
 class Case:
-    """`legacy`: the end of text is stated wrongly, as it was before transformers 4.31."""
+    """`legacy`: the wrong end-of-text token, as written before transformers 4.31."""
 
     name: str
     family: str = "clip"
@@ -73,7 +73,7 @@ class Model(NamedTuple):
     tokenizer: Any
 
     def ids(self, texts: list[str]) -> Array:
-        """As transformers prepares them."""
+        """Return the ids that transformers prepares."""
         padding = "longest" if self.towers.family == "clip" else "max_length"
         length = self.towers.text_spec.max_tokens
         got = self.tokenizer(texts, padding=padding, truncation=True, max_length=length, padding_side="right")
@@ -83,7 +83,7 @@ class Model(NamedTuple):
         with torch.no_grad():
             return np.asarray(self.reference.get_text_features(torch.from_numpy(ids)).pooler_output)
 
-    def pictures(self, pixels: Array) -> Array:
+    def images(self, pixels: Array) -> Array:
         with torch.no_grad():
             return np.asarray(self.reference.get_image_features(torch.from_numpy(pixels)).pooler_output)
 
@@ -124,10 +124,10 @@ def _clip_tokenizer() -> Any:
 
 def _gemma_tokenizer() -> Any:
     words = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *LETTERS, "▁", ",", "!", "fi"]
-    made = Siglip2Tokenizer(vocab={word: place for place, word in enumerate(words)}, merges=[("f", "i")])
-    # Published ones have the end of text in their tokenizer.json.
-    made.backend_tokenizer.post_processor = TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
-    return made
+    tokenizer = Siglip2Tokenizer(vocab={word: place for place, word in enumerate(words)}, merges=[("f", "i")])
+    # Published models have the end of text in their tokenizer.json.
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
+    return tokenizer
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name)
@@ -160,15 +160,15 @@ def test_texts_have_the_vectors_of_transformers(model: Model, engine: str) -> No
 
 
 @pytest.mark.parametrize("engine", RUNS)
-def test_pictures_have_the_vectors_of_transformers(model: Model, engine: str) -> None:
+def test_images_have_the_vectors_of_transformers(model: Model, engine: str) -> None:
     path = model.folder / "image.onnx"
     build_image_tower(model.folder, model.towers, path)
     pixels = np.random.default_rng(1).standard_normal((3, 3, SIZE, SIZE)).astype(np.float32)
-    expected = model.pictures(pixels)
+    expected = model.images(pixels)
     run = RUNS[engine](path)
     close(run({PIXELS: pixels}, (IMAGE_EMBEDS,))[IMAGE_EMBEDS], expected)
     close(run({PIXELS: pixels[2:]}, (IMAGE_EMBEDS,))[IMAGE_EMBEDS], expected[2:])
-    close(embed_pictures(model.folder, model.towers, pixels).astype(np.float32), expected)
+    close(embed_images(model.folder, model.towers, pixels).astype(np.float32), expected)
 
 
 def test_scores_are_those_of_transformers(model: Model) -> None:
@@ -178,16 +178,16 @@ def test_scores_are_those_of_transformers(model: Model) -> None:
     pixels = np.random.default_rng(2).standard_normal((2, 3, SIZE, SIZE)).astype(np.float32)
     with torch.no_grad():
         expected = model.reference(input_ids=torch.from_numpy(ids), pixel_values=torch.from_numpy(pixels))
-    texts, pictures = (
-        rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (model.texts(ids), model.pictures(pixels))
+    texts, images = (
+        rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (model.texts(ids), model.images(pixels))
     )
-    got = pictures @ texts.T * scoring.scale + scoring.bias
+    got = images @ texts.T * scoring.scale + scoring.bias
     assert np.allclose(got, expected.logits_per_image.numpy(), atol=1e-4)
     assert scoring.activation == ("softmax" if model.towers.family == "clip" else "sigmoid")
 
 
 def test_the_tokenizer_alone_gives_the_ids_of_transformers(model: Model) -> None:
-    """From tokenizer.json and the TextSpec, with the end of text kept where it is cut."""
+    """From tokenizer.json and the TextSpec, keeping the end of text when cut."""
     spec = model.towers.text_spec
     tokenizer = TextTokenizer(model.folder, spec.tokenizer, lower_case=spec.lower_case)
     expected = model.ids(TEXTS)
@@ -198,7 +198,7 @@ def test_the_tokenizer_alone_gives_the_ids_of_transformers(model: Model) -> None
 
 
 def test_the_text_pipeline_gives_the_vectors_of_transformers(model: Model) -> None:
-    """Batches of whatever lengths, padded as the TextSpec says, and made unit vectors."""
+    """Batches of mixed lengths, padded as the TextSpec says, normalized to unit vectors."""
     spec = model.towers.text_spec
     path = model.folder / "text.onnx"
     build_text_tower(model.folder, model.towers, path)
@@ -209,14 +209,14 @@ def test_the_text_pipeline_gives_the_vectors_of_transformers(model: Model) -> No
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     task = Embed(model="m", inputs=[*TEXTS], normalize=True)
     for places in ([0, 1, 2], [3, 4], [0]):
-        made = [one for one in pipeline.prepare([(task, TEXTS[i]) for i in places]) if isinstance(one, Prepared)]
-        rows = pipeline.finish(run(pipeline.collate(made, facts), spec.outputs), made)
+        items = [one for one in pipeline.prepare([(task, TEXTS[i]) for i in places]) if isinstance(one, Prepared)]
+        rows = pipeline.finish(run(pipeline.collate(items, facts), spec.outputs), items)
         close(np.stack([np.asarray(row) for row in rows]), expected[places])
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.family == "siglip"], ids=lambda case: case.name)
-def test_wrong_padding_would_be_seen(case: Case, tmp_path: Path) -> None:
-    """SigLIP without its padding, and with another token in it, is another vector."""
+def test_wrong_padding_is_detected(case: Case, tmp_path: Path) -> None:
+    """SigLIP without its padding, or with another padding token, gives another vector."""
     model = write(case, tmp_path)
     spec = model.towers.text_spec
     ids = model.ids(["fish"])
@@ -236,7 +236,7 @@ def test_padding_changes_nothing_for_clip_and_pooling_elsewhere_does(tmp_path: P
     expected = model.texts(ids)
     padded = np.pad(ids, ((0, 0), (0, 9)), constant_values=spec.pad_id)
     close(run_text(model, "onnxruntime", padded), expected)
-    longer = np.pad(ids, ((0, 0), (0, 9)), constant_values=ids[0, -1])  # padded with ends of text, as openai's are
+    longer = np.pad(ids, ((0, 0), (0, 9)), constant_values=ids[0, -1])  # padded with end-of-text tokens, as OpenAI's
     close(run_text(model, "onnxruntime", longer), expected)
     elsewhere = ids.copy()
     elsewhere[0, 1] = ids[0, -1]
@@ -244,13 +244,13 @@ def test_padding_changes_nothing_for_clip_and_pooling_elsewhere_does(tmp_path: P
     close(run_text(model, "onnxruntime", elsewhere), model.texts(elsewhere))
 
 
-def test_a_text_without_an_end_is_read_at_its_start_as_there(tmp_path: Path) -> None:
+def test_a_text_without_an_end_is_pooled_at_its_start_as_by_transformers(tmp_path: Path) -> None:
     model = write(Case("clip"), tmp_path)
     ids = np.array([[3, 4, 5]], np.int64)
     close(run_text(model, "onnxruntime", ids), model.texts(ids))
 
 
-def test_siglip2_for_pictures_of_any_shape_is_refused_by_name(tmp_path: Path) -> None:
+def test_siglip2_for_images_of_any_shape_is_refused_by_name(tmp_path: Path) -> None:
     small = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = Siglip2Config(text_config=small | {"vocab_size": 40}, vision_config=small | {"num_patches": 16})
     Siglip2Model(config).save_pretrained(tmp_path)

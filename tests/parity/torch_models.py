@@ -1,4 +1,4 @@
-"""Tiny random models for the torch engine: saved by transformers, served from the folder, answered by a second path."""
+"""Tiny random models for the torch engine: saved by transformers, served from the folder, computed by a second path."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ INPUTS = ("input_ids", "attention_mask")
 
 
 class TinyBert:
-    """What tests/contract/engines ask of a model, as a BERT in a folder: mean pooling, then Normalize.
-
-    Its answer is computed in double precision, text by text and without padding."""
+    """The model for tests/contract/engines, as a BERT in a folder: mean pooling, then Normalize. Its expected outputs
+    are computed in double precision, text by text and without padding."""
 
     def __init__(self, folder: Path, *, width: int = 32, layers: int = 2, positions: int = 512) -> None:
         import torch
@@ -54,8 +53,8 @@ class TinyBert:
         with torch.inference_mode():
             for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):
                 unpadded = torch.from_numpy(ids[mask > 0])[None]
-                found = self._model(unpadded).last_hidden_state[0].mean(0).numpy() if unpadded.shape[1] else None
-                rows.append(np.zeros(self.spec.dimension) if found is None else found)
+                vector = self._model(unpadded).last_hidden_state[0].mean(0).numpy() if unpadded.shape[1] else None
+                rows.append(np.zeros(self.spec.dimension) if vector is None else vector)
         pooled = np.stack(rows)
         unit = pooled / np.maximum(np.linalg.norm(pooled, axis=-1, keepdims=True), 1e-12)
         return dict(zip(OUTPUTS, (unit, pooled), strict=True))

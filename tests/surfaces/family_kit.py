@@ -1,4 +1,4 @@
-"""A server of the whole embedding family: real lanes over fake engines, so tests can compute every answer."""
+"""A server with every kind of embedding model: real lanes over fake engines, so tests can compute every answer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONTRAST = ContrastSpec(scale=10.0)
 
 
 class Words:
-    """A tokenizer whose tokens are words, after [CLS]; the id of a word is its length."""
+    """A tokenizer that splits on spaces and prepends [CLS]; a word's id is its length."""
 
     async def tokenize(
         self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None
@@ -71,7 +71,7 @@ def facts_of(script: FakeScript) -> ModelFacts:
 
 
 def add_family(gateway: Gateway, stack: AsyncExitStack, names: Sequence[str] = tuple(SCRIPTS), **more: Any) -> None:
-    """Add the models of `SCRIPTS` with these names, ready; `more` replaces facts of each."""
+    """Add the models of `SCRIPTS` with these names, ready to serve; `more` replaces facts of each."""
     for name in names:
         script = SCRIPTS[name]
         runner = LaneRunner(make_lane(script), replace(facts_of(script), **more), Words())
@@ -85,7 +85,7 @@ def add_family(gateway: Gateway, stack: AsyncExitStack, names: Sequence[str] = t
 async def family(
     *names: str, observer: Observer | None = None, facts: dict[str, Any] | None = None, **options: Any
 ) -> AsyncIterator[Server]:
-    """Return a server of these models, in order, or of all of them."""
+    """Return a server with these models, in order, or with all of them."""
     gateway = Gateway(Registry(), observer)
     settings = Options(**options)
     async with AsyncExitStack() as stack:

@@ -23,7 +23,7 @@ OTHER = "intfloat/e5-small-v2"
 
 @dataclass
 class Scripted:
-    """A loader. `hold` blocks loads and downloads, `error` fails them; `touched` records the calls."""
+    """A loader. `hold` blocks loads and downloads, `error` makes them fail; `touched` records the calls."""
 
     hold: asyncio.Event | None = None
     error: ShoalError | None = None
@@ -73,9 +73,9 @@ class Scripted:
         if self.removal is not None:
             raise self.removal
         self.touched.append(("remove", name))
-        found = name in self.fetched
+        was_fetched = name in self.fetched
         self.fetched.discard(name)
-        return found
+        return was_fetched
 
     async def entries(self) -> Sequence[Entry]:
         if self.listing_hangs:
@@ -93,7 +93,7 @@ class Scripted:
 
 @dataclass
 class Living:
-    """A server with MODEL loaded; `touched` records the calls after that."""
+    """A server with MODEL loaded; `touched` records later calls."""
 
     server: Server
     lifecycle: Lifecycle
@@ -103,13 +103,13 @@ class Living:
         return await self.server.call(method, path, *args, **more)
 
     async def manage(self, method: str, path: str, json: Any = None, **more: Any) -> Answer:
-        """Send an admin request as a local program does: JSON, or an empty body with the JSON content type."""
+        """Send an admin request from loopback: JSON, or an empty body with the JSON content type."""
         if json is not None:
             return await self.server.call(method, path, json, **more)
         return await self.server.call(method, path, headers={"content-type": "application/json"}, **more)
 
     async def at(self, method: str, path: str) -> Answer:
-        """As `manage`, with the path as servers pass it: decoded and without a query."""
+        """Like `manage`, with the path as servers pass it: decoded and without the query."""
         headers = {"host": "localhost", "content-type": "application/json"}
         exchange = Exchange([b""])
         scope = {**request_scope(method, "/", headers), "path": path}

@@ -1,4 +1,4 @@
-"""Shared by the tests of Ollama's dialect: a scripted model and a client that reads lines."""
+"""Shared by the Ollama tests: a scripted model and a client that reads lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by the tests of surfaces: an in-process ASGI client and a real gateway over a scripted model."""
+"""Shared by the surface tests: an in-process ASGI client and a real gateway over a scripted model."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Server:
         headers: dict[str, str] | None = None,
         **scope: Any,
     ) -> Answer:
-        """Send one request. A `body` of several pieces is sent as many messages, without a content-length."""
+        """Send one request. A `body` with several pieces is sent as that many messages, without a content-length."""
         sent = {"host": "127.0.0.1:8080"}
         if json is not msgspec.UNSET:
             body = orjson.dumps(json)
@@ -186,7 +186,7 @@ class Exchange:
 
 
 def request_scope(method: str, path: str, headers: dict[str, str], **more: Any) -> dict[str, Any]:
-    """Return the scope of an HTTP/1.1 request with a Host header, unless `more` differs. `path` may have a query."""
+    """Return the scope of an HTTP/1.1 request with a Host header; `more` overrides fields. `path` may have a query."""
     headers = headers if "http_version" in more else {"host": "127.0.0.1:8080", **headers}
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     path, _, query = path.partition("?")
@@ -201,7 +201,7 @@ def serve(
     aliases: tuple[str, ...] = (),
     **options: Any,
 ) -> Server:
-    """Return a server whose model is ready and also has these aliases; without `runner`, one that answers."""
+    """Return a server whose model is ready and also has these aliases; the default `runner` answers every request."""
     runner = runner or RecordingRunner()
     registry = Registry()
     model = Model(

@@ -1,4 +1,4 @@
-"""A real gateway over a scripted model that generates, and a reader of its streams."""
+"""A real gateway over a scripted language model, and a reader of its streams."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def words_of(task: Generate) -> list[list[str]]:
 
 
 def echo(task: Generate) -> list[Chunk]:
-    """Return one chunk per word, choices in turn, then the reason of each choice, then the usage."""
+    """Return one chunk per word, alternating between choices, then each choice's finish reason, then the usage."""
     choices = words_of(task)
     chunks: list[Chunk] = []
     for at in range(max(map(len, choices), default=0)):
@@ -117,9 +117,9 @@ class WatchedExchange(Exchange):
         await super().send(message)
         self._changed.set()
 
-    async def until(self, true: Callable[[list[dict[str, Any]]], bool]) -> None:
-        """Wait until `true` accepts the messages sent so far."""
-        while not true(self.messages):
+    async def until(self, accepts: Callable[[list[dict[str, Any]]], bool]) -> None:
+        """Wait until `accepts` is true for the messages sent so far."""
+        while not accepts(self.messages):
             self._changed.clear()
             await self._changed.wait()
 
@@ -131,7 +131,7 @@ class ChatServer(Server):
     runner: FakeRunner  # type: ignore[assignment]
 
     def open(self, path: str, json: Any, **headers: str) -> tuple[WatchedExchange, asyncio.Task[None]]:
-        """Start a request whose client can leave."""
+        """Start a request whose client can disconnect."""
         exchange = WatchedExchange([orjson.dumps(json)])
         scope = request_scope("POST", path, {"content-type": "application/json", **headers})
         return exchange, asyncio.create_task(self.app(scope, exchange.receive, exchange.send))
@@ -154,7 +154,7 @@ def serve_chat(runner: FakeRunner | None = None, *, observer: Observer | None = 
 
 def data_of(body: bytes) -> list[Any]:
     """Return the JSON of each event, and "[DONE]"; skip comments. Every event must be one line of data."""
-    found: list[Any] = []
+    events: list[Any] = []
     text = body.decode()
     assert text.endswith("\n\n")
     for block in text.removesuffix("\n\n").split("\n\n"):
@@ -163,8 +163,8 @@ def data_of(body: bytes) -> list[Any]:
         for line in lines:
             data = line.removeprefix("data: ")
             assert data != line
-            found.append(data if data == "[DONE]" else orjson.loads(data))
-    return found
+            events.append(data if data == "[DONE]" else orjson.loads(data))
+    return events
 
 
 def run_loop(count: int = 20) -> Any:

@@ -1,4 +1,4 @@
-"""Who may call what: every route without a key, keys, names that point at this machine, pages of other sites."""
+"""Access control: keys on every route, Host names of this machine, and requests from other sites' pages."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ PUBLIC = {"/health", "/v1/health", "/health/live", "/health/ready", "/ping"}
 
 
 def test_public_routes_are_few() -> None:
-    """Nothing but health is open to the world, whatever is added."""
+    """Only the health routes are public."""
     server = serve(metrics=lambda: b"")
     public = {route.operation.path for route in server.app.routes.all if route.operation.access == "public"}
     assert public == PUBLIC
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Basic a2V5"}])
-async def test_every_route_wants_a_key(headers: dict[str, str]) -> None:
-    """All routes of all surfaces answer 401 without a key, in their dialect, before they read a body."""
+async def test_every_route_requires_a_key(headers: dict[str, str]) -> None:
+    """Every route answers 401 without a key, in its dialect, before it reads a body."""
     server = serve(metrics=lambda: b"", api_key=("key",))
     walked = 0
     for route in server.app.routes.all:
@@ -54,14 +54,14 @@ async def test_every_route_wants_a_key(headers: dict[str, str]) -> None:
     ("name", "value"),
     [("authorization", "Bearer key"), ("authorization", "bearer  key "), ("x-api-key", "key"), ("api-key", "key")],
 )
-async def test_where_a_key_may_be(name: str, value: str) -> None:
-    """Bearer, and the two headers that other clients use."""
+async def test_headers_for_keys(name: str, value: str) -> None:
+    """A key may be a Bearer token or be in either of the two headers that other clients use."""
     answer = await serve(api_key=("other", "key")).call("GET", "/v1/models", headers={name: value})
     assert answer.status == 200
 
 
 async def test_unknown_key() -> None:
-    """OpenAI's 401 tells a missing key from a wrong one, and repeats neither."""
+    """OpenAI's 401 distinguishes a missing key from a wrong one, and includes neither."""
     server = serve(api_key=("key",))
     missing = await server.call("POST", "/v1/embeddings", ASK)
     wrong = await server.call("POST", "/v1/embeddings", ASK, headers={"authorization": "Bearer sesame"})
@@ -72,14 +72,13 @@ async def test_unknown_key() -> None:
     assert missing.body != wrong.body
 
 
-async def test_admin_key_opens_user_routes() -> None:
-    """Who may manage may also use."""
+async def test_admin_key_works_on_user_routes() -> None:
     server = serve(api_key=("key",), admin_key=("root",))
     assert (await server.call("GET", "/v1/models", headers={"authorization": "Bearer root"})).status == 200
 
 
-async def test_any_key_will_do_without_keys() -> None:
-    """Clients that always send a key work against a server that has none."""
+async def test_a_key_is_ignored_if_the_server_has_none() -> None:
+    """Clients that always send a key work with a server without keys."""
     headers = {"authorization": "Bearer whatever"}
     assert (await serve().call("GET", "/v1/models", headers=headers)).status == 200
 
@@ -100,15 +99,15 @@ async def test_any_key_will_do_without_keys() -> None:
         ("", 403),
     ],
 )
-async def test_names_that_point_here(host: str, status: int) -> None:
-    """Without keys on loopback, a Host that is not this machine is a page that rebound its name: refused."""
+async def test_hosts_without_keys(host: str, status: int) -> None:
+    """Without keys on loopback, a Host that is not this machine is rejected: it may be DNS rebinding."""
     answer = await serve().call("POST", "/v1/embeddings", ASK, headers={"host": host})
     assert answer.status == status
     assert (await serve(api_key=("k",)).call("GET", "/health", headers={"host": host})).status == 200
 
 
 async def test_other_hosts_with_keys_or_a_public_address() -> None:
-    """The Host is not judged where a key is, or where the operator serves more than loopback."""
+    """The Host is not checked if the server has keys or listens on more than loopback."""
     headers = {"host": "ai.example", "authorization": "Bearer k"}
     assert (await serve(api_key=("k",)).call("GET", "/v1/models", headers=headers)).status == 200
     assert (await serve(host="0.0.0.0").call("GET", "/v1/models", headers=headers)).status == 200
@@ -120,7 +119,7 @@ FOREIGN: list[tuple[dict[str, str], int]] = [
     ({"origin": "https://LISTED.example"}, 200),
     ({"origin": "https://listed.example", "sec-fetch-site": "cross-site"}, 200),
     ({"sec-fetch-site": "none"}, 200),
-    # A proxy that changes the Host: the browser knows better.
+    # A proxy changed the Host, but the browser says same-origin.
     ({"origin": "https://ai.example", "sec-fetch-site": "same-origin"}, 200),
     ({"origin": "https://evil.example"}, 403),
     ({"origin": "https://evil.example", "sec-fetch-site": "cross-site"}, 403),
@@ -135,8 +134,8 @@ FOREIGN: list[tuple[dict[str, str], int]] = [
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 @pytest.mark.parametrize(("headers", "status"), FOREIGN)
 async def test_pages_of_other_sites(headers: dict[str, str], status: int, host: str) -> None:
-    """Without keys their work is not done, even though browsers would keep the answer from them; with keys there is no
-    such rule, and nobody's reading is refused: links lead here, too."""
+    """Without keys, POST requests from other sites' pages are rejected even though browsers would hide the answer. With
+    keys they are not, and GET requests never are, because other sites may link here."""
     options: dict[str, Any] = {"host": host, "cors_origins": ("https://listed.example",)}
     server = serve(**options)
     answer = await server.call("POST", "/v1/embeddings", ASK, headers=headers)
@@ -151,8 +150,8 @@ async def test_pages_of_other_sites(headers: dict[str, str], status: int, host: 
 
 
 async def test_no_route_works_for_pages_of_other_sites() -> None:
-    """Every route but those of health, in its dialect, before a body is read; also without a content type, which
-    browsers send without asking."""
+    """Every route except GET and health answers 403 in its dialect before it reads a body, also without a content type,
+    which browsers send without a preflight."""
     server = serve(metrics=lambda: b"")
     walked = 0
     for route in server.app.routes.all:
@@ -168,8 +167,8 @@ async def test_no_route_works_for_pages_of_other_sites() -> None:
     assert walked >= 15
 
 
-async def test_an_admin_key_is_a_key() -> None:
-    """Where users need none, a request with one comes from no stranger's page."""
+async def test_an_admin_key_allows_other_sites() -> None:
+    """On a server without user keys, a request with the admin key may come from another site."""
     server = serve(admin_key=("root",))
     headers = {"origin": "https://app.example"}
     assert (await server.call("POST", "/v1/embeddings", ASK, headers=headers)).status == 403
@@ -193,7 +192,7 @@ async def test_an_admin_key_is_a_key() -> None:
     ],
 )
 async def test_class_of_a_key(key: str, class_name: str | None, traffic: str | None) -> None:
-    """The key's class counts where the header says nothing; a key for bulk stays bulk whatever the header says."""
+    """The key's class is the default for the header; a bulk key stays bulk whatever the header says."""
     server = serve(api_key=("batch bulk", "person interactive", "plain"), admin_key=("admin bulk",))
     headers = {"authorization": f"Bearer {key}"} | ({"x-shoal-class": class_name} if class_name else {})
     answer = await server.call("POST", "/v1/embeddings", ASK, headers=headers)
@@ -203,7 +202,7 @@ async def test_class_of_a_key(key: str, class_name: str | None, traffic: str | N
 
 
 class Managed:
-    """A surface with admin routes of either kind."""
+    """A surface with two admin routes: POST and GET."""
 
     name = "managed"
     error = OpenAIError
@@ -248,7 +247,7 @@ async def manage(
     ],
 )
 async def test_keyless_admin_from_this_machine(changed: dict[str, Any]) -> None:
-    """A program, or a page of this very server, may manage a server without keys."""
+    """Programs on this machine, and the server's own pages, may manage a server without keys."""
     assert (await manage(**changed)).status == 200
 
 
@@ -272,7 +271,7 @@ async def test_keyless_admin_from_this_machine(changed: dict[str, Any]) -> None:
     ],
 )
 async def test_keyless_admin_from_elsewhere(changed: dict[str, Any]) -> None:
-    """Whatever another machine, a proxy or another site can send is refused."""
+    """Admin requests from another machine, a proxy or another site are rejected."""
     answer = await manage(**changed)
     assert (answer.status, answer.json()["error"]["type"]) == (403, "permission_error")
 
@@ -298,7 +297,7 @@ async def test_keyless_admin_from_elsewhere(changed: dict[str, Any]) -> None:
     ],
 )
 async def test_keyless_admin_behind_a_proxy(name: str) -> None:
-    """Whatever marks a proxy ends it, even if empty; with an admin key, and for users, it changes nothing."""
+    """A proxy header rejects admin requests, even if empty; it has no effect with an admin key or on user routes."""
     field = name.lower().replace("-", "_")
     for value in ("1.2.3.4", ""):
         answer = await manage(**{field: value})
@@ -326,8 +325,8 @@ BODIES = {
 }
 
 
-def test_what_changes_the_server_asks_for_an_admin() -> None:
-    """These and no others; the downloads ask once they know that they are ones."""
+def test_admin_routes() -> None:
+    """Exactly these routes require an admin; download routes check only once the body asks for a download."""
     routes = [route.operation for route in serve(metrics=lambda: b"").app.routes.all]
     assert {f"{each.method} {each.path}" for each in routes if each.access == "admin"} == ADMIN
     assert all(each.access == "admin" for each in routes if each.method == "DELETE")
@@ -347,8 +346,8 @@ def test_what_changes_the_server_asks_for_an_admin() -> None:
         ({"authorization": "Bearer key"}, "127.0.0.1", 403),
     ],
 )
-async def test_every_change_is_guarded(route: str, changed: dict[str, str], client: str, status: int) -> None:
-    """On each route, also where there is no body: the rules of a server without an admin key, and with one."""
+async def test_every_admin_route_is_guarded(route: str, changed: dict[str, str], client: str, status: int) -> None:
+    """Every admin route applies these rules, with and without an admin key, also if it has no body."""
     method, path = route.replace("{id:path}", "org/name").split(" ")
     options: dict[str, Any] = {"api_key": ("key",), "admin_key": ("root",)} if "authorization" in changed else {}
     async with living(**options) as life:
@@ -359,7 +358,7 @@ async def test_every_change_is_guarded(route: str, changed: dict[str, str], clie
         await life.server.app(scope, exchange.receive, exchange.send)
         expected = 200 if method == "GET" and "content-type" in changed else status
         if changed.get("content-type") == "text/plain" and path in ("/v1/models", "/models") and method == "POST":
-            expected = 415  # refused before it is known what the body wants
+            expected = 415  # rejected before the body is read
         answer = exchange.answer()
         if expected == 200:
             assert answer.status in (200, 404)
@@ -368,8 +367,8 @@ async def test_every_change_is_guarded(route: str, changed: dict[str, str], clie
         assert life.loader.touched == []
 
 
-async def test_an_admin_key_manages_from_anywhere() -> None:
-    """Without JSON's content type too, where there is no body."""
+async def test_an_admin_key_manages_models_from_anywhere() -> None:
+    """No JSON content type is needed if there is no body."""
     headers = {"host": "ai.example", "authorization": "Bearer root"}
     async with living(admin_key=("root",), host="0.0.0.0") as life:
         answer = await life.server.call("DELETE", f"/v1/models/{MODEL}", headers=headers, client=("10.0.0.7", 1))
@@ -390,13 +389,13 @@ async def test_an_admin_key_manages_from_anywhere() -> None:
     ],
 )
 async def test_admin_keys(keys: dict[str, Any], sent: str, status: int) -> None:
-    """With an admin key only that one manages; with user keys alone, one of them and this machine."""
+    """If there is an admin key, only it can manage; if there are only user keys, a user key on this machine can."""
     authorization = sent if sent == "-" else f"Bearer {sent}"
     assert (await manage(options=keys, authorization=authorization)).status == status
 
 
 async def test_an_admin_key_works_from_anywhere() -> None:
-    """The rule about this machine is for servers without an admin key."""
+    """The loopback rule applies only to servers without an admin key."""
     options = {"admin_key": ("root",), "host": "0.0.0.0"}
     answer = await manage(client=("10.0.0.7", 1), host="ai.example", options=options, x_api_key="root")
     assert answer.status == 200
@@ -406,8 +405,8 @@ ORIGIN = "https://app.example"
 PREFLIGHT = {"origin": ORIGIN, "access-control-request-method": "POST"}
 
 
-async def test_cors_is_off() -> None:
-    """Unless origins are listed, no reply says a word of CORS, and a preflight is a wrong method."""
+async def test_cors_is_off_by_default() -> None:
+    """Unless origins are listed, replies have no CORS headers, and a preflight is a 405."""
     server = serve()
     answer = await server.call("POST", "/v1/embeddings", ASK, headers={"origin": ORIGIN})
     assert not [name for name in answer.headers if name.startswith("access-control")]
@@ -415,7 +414,7 @@ async def test_cors_is_off() -> None:
 
 
 async def test_cors_for_a_listed_origin() -> None:
-    """The exact origin comes back on answers and on errors, and the preflight allows what clients send."""
+    """Answers and errors echo the exact origin, and the preflight allows the headers that clients send."""
     server = serve(cors_origins=(ORIGIN,), api_key=("k",))
     preflight = await server.call("OPTIONS", "/v1/embeddings", headers=PREFLIGHT)
     assert (preflight.status, preflight.body) == (204, b"")
@@ -433,7 +432,7 @@ async def test_cors_for_a_listed_origin() -> None:
 
 @pytest.mark.parametrize("origin", ["https://app.example.evil", "http://app.example", "null", ""])
 async def test_cors_for_other_origins(origin: str) -> None:
-    """Nearly the listed origin is not the listed origin."""
+    """An origin must match exactly."""
     server = serve(cors_origins=(ORIGIN,))
     answer = await server.call("POST", "/v1/embeddings", ASK, headers={"origin": origin})
     assert "access-control-allow-origin" not in answer.headers

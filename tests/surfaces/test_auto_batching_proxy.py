@@ -1,4 +1,4 @@
-"""auto-batching-proxy's two routes, as its README, its types and its own tests have them."""
+"""auto-batching-proxy's two routes, as its README, types and tests define them."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from tests.surfaces.surface_kit import FACTS, MODEL, Exchange, RecordingRunner, 
 from tests.unit.core.conftest import Run, until, virtual
 from tests.unit.core.lanes import engine, make_lane
 
-__all__ = ["virtual"]  # fixtures are found by their names here
+__all__ = ["virtual"]  # pytest finds fixtures by their names in this module
 
 DIALECT = "auto-batching-proxy"
 
 
 def proxy(runner: RecordingRunner | None = None, *, batched: LaneRunner | None = None, **options: Any) -> Server:
-    """A server under the preset, whose model is ready; `batched` stands in for a runner that does as told."""
+    """A server under the preset, whose model is ready; `batched` replaces the scripted runner."""
     runner = runner or RecordingRunner()
     registry = Registry()
     model = Model(name=MODEL)
@@ -55,7 +55,8 @@ def proxy(runner: RecordingRunner | None = None, *, batched: LaneRunner | None =
 
 
 async def test_embeddings() -> None:
-    """One vector a text, in an object, with nothing beside it; what only TEI knows is ignored, as there."""
+    """One vector per text, in an object with no other field; fields that only TEI has are ignored, like in the
+    original."""
     server = proxy()
     body = {"inputs": ["ab", "cd"], "truncate": True, "normalize": False, "prompt_name": "query", "dimensions": 2}
     answer = await server.call("POST", "/embed", body)
@@ -70,14 +71,14 @@ async def test_embeddings() -> None:
 
 
 async def test_many_texts() -> None:
-    """As many as one request may hold, over the slices in which they are written."""
+    """A request with the maximum number of texts is answered over several slices of the response."""
     texts = [f"text {number}" for number in range(200)]
     answer = await proxy(max_inputs=200).call("POST", "/embed", {"inputs": texts})
     assert answer.json() == {"embeddings": [vector(text) for text in texts]}
 
 
 class _Flush(RecordingRunner):
-    """Its batches left for this reason."""
+    """A runner that returns the given batch facts."""
 
     def __init__(self, facts: BatchFacts) -> None:
         super().__init__()
@@ -110,7 +111,7 @@ class _Flush(RecordingRunner):
     ],
 )
 async def test_batch_info(flush: str, expected: dict[str, Any]) -> None:
-    """On demand, the keys in their order; the wait is the real one, and only told where the batch was not full."""
+    """`batch_info` is sent if enabled, with keys in order; the real wait is included only if the batch was not full."""
     facts = msgspec.structs.replace(FACTS, flush=flush, requests=3)
     answer = await proxy(_Flush(facts), batch_info=True).call("POST", "/embed", {"inputs": ["a"]})
     reply = answer.json()
@@ -120,8 +121,7 @@ async def test_batch_info(flush: str, expected: dict[str, Any]) -> None:
 
 
 def test_equal_texts_in_batch_info(virtual: Run[None]) -> None:
-    """Requests are counted: those with the same text as well, though it is computed once, and one with a text twice
-    once."""
+    """The batch size counts requests: each request with the same text once, and a request that repeats a text once."""
 
     async def main() -> None:
         lane = make_lane(FakeScript(delay_ms=20, dimension=4))
@@ -155,7 +155,7 @@ def test_equal_texts_in_batch_info(virtual: Run[None]) -> None:
     ],
 )
 async def test_refusals(body: bytes, status: int, text: str) -> None:
-    """Status and words of the original's tests and of its web framework, always as `error` alone."""
+    """Status and message are those of the original's tests and web framework, in an object with `error` alone."""
     server = proxy(max_inputs=20, max_body_bytes=1500)
     answer = await server.call("POST", "/embed", body=body, headers={"content-type": "application/json"})
     assert (answer.status, answer.json()) == (status, {"error": text})
@@ -163,14 +163,13 @@ async def test_refusals(body: bytes, status: int, text: str) -> None:
     assert not server.runner.tasks
 
 
-async def test_exactly_as_many_as_allowed() -> None:
-    """The limit itself is no error."""
+async def test_the_maximum_number_of_texts() -> None:
     answer = await proxy(max_inputs=20).call("POST", "/embed", {"inputs": ["a"] * 20})
     assert len(answer.json()["embeddings"]) == 20
 
 
 async def test_plain_text() -> None:
-    """400 as there, whatever it holds: a page of another site can send that unasked."""
+    """400, like in the original, whatever the body: another site's page can send text/plain without a preflight."""
     for body in (b"blah", b'{"inputs": ["a"]}'):
         answer = await proxy().call("POST", "/embed", body=body, headers={"content-type": "text/plain"})
         assert (answer.status, answer.json()) == (400, {"error": "Bad Request"})
@@ -181,7 +180,7 @@ async def test_plain_text() -> None:
     [("GET", "/nonexistent", 404, "Not Found"), ("GET", "/embed", 405, "Method Not Allowed")],
 )
 async def test_unknown_routes(method: str, path: str, status: int, text: str) -> None:
-    """In its words also for paths that nobody knows."""
+    """Unknown paths get the original's errors, too."""
     answer = await proxy().call(method, path)
     assert (answer.status, answer.json()) == (status, {"error": text})
 
@@ -206,7 +205,7 @@ async def test_unknown_routes(method: str, path: str, status: int, text: str) ->
     ],
 )
 async def test_errors_of_the_model(error: ShoalError, status: int, start: str) -> None:
-    """As the original tells of its inference service; a time that is over stays 408."""
+    """Errors match those the original reports for its inference service; a timeout is 408."""
     answer = await proxy(RecordingRunner(error=error)).call("POST", "/embed", {"inputs": ["a"]})
     assert answer.status == status
     assert answer.json()["error"].startswith(start)
@@ -220,8 +219,8 @@ async def test_overload_names_a_retry_time() -> None:
     assert answer.headers["retry-after"] == "2"
 
 
-async def test_nobody_behind_it() -> None:
-    """No model yet: the service is not there."""
+async def test_no_model() -> None:
+    """Without a model, the inference service counts as unreachable."""
     server = proxy()
     server.gateway.registry.remove(server.model)
     answer = await server.call("POST", "/embed", {"inputs": ["a"]})
@@ -235,20 +234,20 @@ class TestHealth:
         assert (answer.status, answer.body, answer.headers["content-type"]) == (200, b"OK", "text/plain; charset=utf-8")
 
     async def test_a_model_that_cannot_answer(self) -> None:
-        """503 with the reason, where the original stays OK."""
+        """503 with the reason, although the original still reports OK."""
         answer = await proxy(RecordingRunner(able=False)).call("GET", "/health")
         assert answer.status == 503
         assert answer.json()["error"].startswith(f"{MODEL}: it is loaded but does not respond")
 
-    async def test_the_server_behind_is_away(self) -> None:
-        """Its reason, and nothing that sounds as if its model were ready."""
+    async def test_an_unreachable_backend(self) -> None:
+        """The reason is shown, without any hint that its model is ready."""
         server = proxy(RecordingRunner(able=False))
         server.gateway.pending_sources["tei+http://there"] = "connection refused"
         error = (await server.call("GET", "/health")).json()["error"]
         assert "[address hidden]: connection refused" in error
         assert "ready" not in error
 
-    async def test_a_server_that_is_waited_for(self) -> None:
+    async def test_a_pending_source(self) -> None:
         server = proxy()
         server.gateway.registry.remove(server.model)
         assert (await server.call("GET", "/health")).json() == {"error": "no model is served"}
@@ -257,7 +256,7 @@ class TestHealth:
         assert (answer.status, answer.json()) == (503, {"error": "[address hidden]: connection refused"})
 
     async def test_draining(self) -> None:
-        """The balancer is to look elsewhere."""
+        """While it shuts down, the server reports 503, so that load balancers stop sending requests."""
         server = proxy()
         server.gateway.draining = True
         answer = await server.call("GET", "/health")
@@ -266,7 +265,7 @@ class TestHealth:
 
 class TestKeys:
     async def test_a_key_is_required(self) -> None:
-        """In its own form; health is open."""
+        """The error has the original's format; health needs no key."""
         server = proxy(api_key=("k",))
         answer = await server.call("POST", "/embed", {"inputs": ["a"]})
         assert (answer.status, answer.json()) == (401, {"error": "Unauthorized"})
@@ -276,16 +275,16 @@ class TestKeys:
         assert (await server.call("GET", "/health")).status == 200
 
 
-class TestTheOthers:
-    """What the preset changes, and what it does not."""
+class TestOtherRoutes:
+    """Routes that the preset changes, and those that it does not."""
 
-    async def test_tei_s_embed_without_it(self) -> None:
-        """A bare array, unless the setting says otherwise."""
+    async def test_tei_embed_without_the_dialect(self) -> None:
+        """The default dialect returns a bare array."""
         answer = await proxy(embed_dialect="tei").call("POST", "/embed", {"inputs": ["ab"]})
         assert answer.json() == [vector("ab")]
 
-    async def test_every_other_route_stays(self) -> None:
-        """OpenAI's, TEI's others, readiness; each tells errors in its own words."""
+    async def test_other_routes_are_unchanged(self) -> None:
+        """OpenAI's routes, TEI's others and readiness keep their own error formats."""
         server = proxy()
         answer = await server.call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab"})
         assert answer.json()["data"][0]["embedding"] == vector("ab")
@@ -293,8 +292,8 @@ class TestTheOthers:
         assert (await server.call("GET", "/info")).json()["model_id"]
         assert (await server.call("GET", "/health/ready")).json()["status"] == "ready"
 
-    async def test_the_document_shows_what_is_served(self) -> None:
-        """/embed once, with this surface's bodies."""
+    async def test_openapi_describes_the_dialect(self) -> None:
+        """/embed appears once, with this surface's bodies."""
         server = proxy()
         paths = (await server.call("GET", "/openapi.json")).json()["paths"]
         shown = paths["/embed"]["post"]["responses"]
@@ -302,8 +301,8 @@ class TestTheOthers:
         assert set(shown["422"]["content"]) == {"application/json"}
         assert "/embed_all" in paths
 
-    async def test_a_client_that_leaves_cancels_its_work(self) -> None:
-        """The original goes on for nobody."""
+    async def test_disconnect_cancels_work(self) -> None:
+        """The original would keep computing."""
         server = proxy(RecordingRunner(release=asyncio.Event()))
         exchange = Exchange([b'{"inputs": ["a"]}'])
         headers = {"host": "127.0.0.1:8080", "content-type": "application/json"}
@@ -316,6 +315,6 @@ class TestTheOthers:
 
 
 async def test_every_refusal_is_declared() -> None:
-    """What the endpoint answers is in its operation."""
+    """Every error that the endpoint answers is in its operation."""
     (embed, _) = AutoBatchingProxy(Options()).routes(Gateway(Registry()))
     assert {400, 408, 413, 422, 424, 429, 500, 503} <= set(embed.errors)

@@ -1,4 +1,4 @@
-"""Models of a server that was named at start and is not there yet: come again, every dialect says, and not: no such."""
+"""Models of a server named at start that is not ready yet: every dialect answers 503 with Retry-After, not 404."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CHAT_BODY = {
 
 
 @pytest.mark.parametrize(("path", "body"), CHAT_BODY.items())
-async def test_a_model_that_may_come(path: str, body: dict[str, Any]) -> None:
+async def test_a_model_of_a_pending_source(path: str, body: dict[str, Any]) -> None:
     server = serve()
     server.gateway.registry.remove(server.model)
     assert "retry-after" not in (await server.call("POST", path, body)).headers
@@ -48,7 +48,7 @@ async def test_a_model_that_may_come(path: str, body: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/models", "/api/tags", "/health"])
-async def test_what_asks_no_model_is_answered(path: str) -> None:
+async def test_routes_without_a_model_answer(path: str) -> None:
     server = serve()
     server.gateway.registry.remove(server.model)
     server.gateway.pending_sources["openai+http://there"] = "connection refused"

@@ -1,4 +1,4 @@
-"""Bodies that would hold the event loop: each is refused by its field, before anything is made of it."""
+"""Bodies that would block the event loop: each is rejected by its field, before it is built."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ OPENAI: list[tuple[str, dict[str, Any], str | None]] = [
 
 @pytest.mark.parametrize(("path", "fields", "param"), OPENAI)
 async def test_openai(path: str, fields: dict[str, Any], param: str | None) -> None:
-    """A 400 with the field at fault, and no work."""
+    """A 400 that names the field, and no work."""
     server = serve_chat()
     body = orjson.dumps({"model": CHAT_MODEL, **fields})
     answer = await server.call("POST", path, body=body)
@@ -77,8 +77,8 @@ async def test_openai(path: str, fields: dict[str, Any], param: str | None) -> N
     assert server.runner.tasks == []
 
 
-async def test_integers_without_end() -> None:
-    """JSON has them, and what writes JSON has not: no route fails on them."""
+async def test_huge_integers() -> None:
+    """JSON allows them but the encoder does not; no route fails on them."""
     long = b"9" * 4000
     body = b'{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"a":%b}}' % long
     answer = await serve_chat().call("POST", CHAT, body=body)
@@ -89,8 +89,8 @@ async def test_integers_without_end() -> None:
     assert (answer.status, "64 bits" in answer.json()["error"]) == (400, True)
 
 
-async def test_escapes_hide_nothing() -> None:
-    """Brackets may be written as \\u005b, so that none is seen until the text is decoded."""
+async def test_escaped_brackets_are_bounded() -> None:
+    """Brackets may be escaped as \\u005b, so they appear only after the text is decoded."""
     escaped = b"\\u005b" + b",".join([b"\\u005b\\u005d"] * 70_000) + b"\\u005d"
     turn = b'[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"%b"}}]}]' % escaped
     answer = await serve_chat().call("POST", CHAT, body=b'{"messages":%b}' % turn)
@@ -130,7 +130,7 @@ OLLAMA: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("route", "fields", "words"), OLLAMA)
 async def test_ollama(route: str, fields: dict[str, Any], words: str) -> None:
-    """The same bounds, in the other dialect."""
+    """Ollama's dialect has the same limits."""
     server, model = ollama()
     answer = await server.call("POST", f"/api/{route}", body=orjson.dumps({"model": MODEL, **fields}))
     assert answer.status == 400
@@ -152,14 +152,14 @@ FITS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "fields"), FITS)
-async def test_long_work_fits(path: str, fields: dict[str, Any]) -> None:
-    """What agents and their editors send in a long day."""
+async def test_long_requests_fit(path: str, fields: dict[str, Any]) -> None:
+    """Requests as large as those of coding agents and editors are accepted."""
     answer = await serve_chat().call("POST", path, body=orjson.dumps({"model": CHAT_MODEL, **fields}))
     assert answer.status == 200, answer.body[:300]
 
 
 async def test_large_images_fit() -> None:
-    """They are text, however long, on both routes."""
+    """On both routes an image is one text, however long."""
     image = "iVBORw0KGgo" + "A" * 4_000_001
     for route, fields in (("chat", {"messages": [{**EMPTY, "images": [image]}]}), ("generate", {"images": [image]})):
         server, model = ollama()
@@ -167,8 +167,8 @@ async def test_large_images_fit() -> None:
         assert (answer.status, len(model.generations)) == (200, 1)
 
 
-async def test_options_of_embeddings_are_not_looked_into() -> None:
-    """They were decoded, and used for nothing."""
+async def test_embedding_options_are_not_decoded() -> None:
+    """Nothing uses them."""
     for route, fields in (("embed", {"input": "x"}), ("embeddings", {"prompt": "x"})):
         server, _ = ollama()
         body = orjson.dumps({"model": MODEL, **fields, "options": {"a": [[]] * 10}})

@@ -1,4 +1,4 @@
-"""Chat completions: what is asked for reaches the task, and its chunks come back in OpenAI's shape."""
+"""Chat completions: fields reach the task, and chunks come back in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ask(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_an_answer(path: str) -> None:
-    """All keys of OpenAI's answer, on every spelling of the path; the id is long and random, the time is now."""
+    """All keys of OpenAI's answer, on every spelling of the path; the id has the prefix, the time is current."""
     server = serve_chat()
     answer = await server.call("POST", path, ask())
     body = answer.json()
@@ -64,7 +64,7 @@ async def test_an_answer(path: str) -> None:
 
 
 async def test_ids_differ() -> None:
-    """At least 24 random characters, so that nobody meets one twice."""
+    """Ids have at least 24 random characters, so that none repeats."""
     server = serve_chat()
     ids = {(await server.call("POST", PATHS[0], ask())).json()["id"] for _ in range(20)}
     assert len(ids) == 20
@@ -73,7 +73,7 @@ async def test_ids_differ() -> None:
 
 @pytest.mark.parametrize("model", [None, "", MODEL, f"{MODEL}:latest"])
 async def test_the_default_model(model: str | None) -> None:
-    """A model need not be named; the answer tells which one it was."""
+    """The model may be omitted; the answer names the default."""
     server = serve_chat()
     answer = await server.call("POST", PATHS[0], {"messages": [USER], "model": model})
     assert (answer.json()["model"], server.runner.task.model, server.runner.task.adapter) == (
@@ -84,7 +84,7 @@ async def test_the_default_model(model: str | None) -> None:
 
 
 async def test_adapters() -> None:
-    """MODEL:ADAPTER asks for a LoRA, and is what the answer says."""
+    """MODEL:ADAPTER selects a LoRA, and the answer names it."""
     server = serve_chat()
     answer = await server.call("POST", PATHS[0], ask(model=f"{MODEL}:loud"))
     assert (answer.json()["model"], server.runner.task.model, server.runner.task.adapter) == (
@@ -97,13 +97,13 @@ async def test_adapters() -> None:
 
 
 async def test_a_model_that_embeds() -> None:
-    """It is known, and cannot do this."""
+    """The model exists but cannot generate: 400."""
     answer = await serve().call("POST", PATHS[0], {"model": "mini", "messages": [USER]})
     assert (answer.status, answer.json()["error"]["param"]) == (400, "model")
 
 
 async def test_sampling_reaches_the_task() -> None:
-    """Every field, OpenAI's and vLLM's, under the name that it has in a task."""
+    """Every field of OpenAI and vLLM arrives under its name in the task."""
     same: dict[str, Any] = {
         **{"temperature": 0.5, "top_p": 0.25, "seed": -5, "presence_penalty": -2, "frequency_penalty": 2},
         **{"top_k": 40, "min_p": 0.125, "repetition_penalty": 1.5, "length_penalty": 0.5, "stop_token_ids": [7, 8]},
@@ -129,15 +129,15 @@ async def test_sampling_reaches_the_task() -> None:
         ({"max_tokens": -1}, None),
     ],
 )
-async def test_most_tokens(fields: dict[str, Any], expected: int | None) -> None:
-    """Of the two names the newer one wins; -1 is what other servers' clients send for no limit."""
+async def test_max_tokens(fields: dict[str, Any], expected: int | None) -> None:
+    """The newer name wins; -1 means no limit, as clients of other servers send it."""
     server = serve_chat()
     await server.call("POST", PATHS[0], ask(**fields))
     assert server.runner.task.sampling.max_tokens == expected
 
 
 async def test_null_means_absent() -> None:
-    """Every optional field may be null, and then it is as if it were not there."""
+    """A null field is the same as an absent field."""
     server = serve_chat()
     await server.call("POST", PATHS[0], ask())
     names = [
@@ -158,14 +158,14 @@ def _fields(task: Any) -> dict[str, Any]:
 
 
 async def test_messages() -> None:
-    """Roles, texts, parts, images, calls and their answers, reasoning, and functions as they were before tools."""
+    """Roles, texts, parts, images, tool calls and results, reasoning, and the functions that preceded tools."""
     server = serve_chat()
     call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
-    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA", "detail": "low"}}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA", "detail": "low"}}
     messages: list[dict[str, Any]] = [
         {"role": "developer", "content": "be brief"},
         {"role": "system", "content": [{"type": "text", "text": "be kind"}], "name": "boss"},
-        {"role": "user", "content": [{"type": "text", "text": "see"}, picture]},
+        {"role": "user", "content": [{"type": "text", "text": "see"}, image]},
         {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
         {"role": "tool", "tool_call_id": "call_1", "content": "3"},
         {"role": "assistant", "content": None, "function_call": {"name": "sub", "arguments": "{}"}},
@@ -209,7 +209,7 @@ async def test_messages() -> None:
     ],
 )
 async def test_tools(choice: Any, mode: str, name: str) -> None:
-    """Functions with their schemas, and what must become of them."""
+    """Functions keep their schemas, and `tool_choice` becomes mode and name."""
     server = serve_chat()
     strict = {"type": "function", "function": {"name": "sub", "strict": True}}
     await server.call("POST", PATHS[0], ask(tools=[ADD, strict], tool_choice=choice, parallel_tool_calls=False))
@@ -221,7 +221,7 @@ async def test_tools(choice: Any, mode: str, name: str) -> None:
     assert (task.tool_choice, task.tool_name, task.parallel_tool_calls) == (mode, name, False)
 
 
-async def test_functions_of_old() -> None:
+async def test_deprecated_functions() -> None:
     """`functions` are tools, and `function_call` chooses among them."""
     server = serve_chat()
     fields = {"functions": [ADD["function"]], "function_call": {"name": "add"}}
@@ -262,7 +262,7 @@ async def test_functions_of_old() -> None:
     ],
 )
 async def test_guides(fields: dict[str, Any], guide: Guide | None) -> None:
-    """By each of their names; a schema stays as it was written."""
+    """Each field for guided output; a schema text stays unchanged."""
     server = serve_chat()
     answer = await server.call("POST", PATHS[0], ask(**fields))
     assert answer.status == 200
@@ -281,8 +281,8 @@ async def test_template_arguments() -> None:
     assert server.runner.task.add_generation_prompt is False
 
 
-async def test_the_body_goes_along(caplog: pytest.LogCaptureFixture) -> None:
-    """Backends that speak the dialect get the body byte for byte; unknown fields are kept, and logged once a name."""
+async def test_the_raw_body_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    """Backends that speak the dialect get the body byte for byte; unknown fields are kept, and logged once per name."""
     server = serve_chat()
     body = orjson.dumps(ask(truncate_prompt_tokens=5, future={"deep": [1]}))
     with caplog.at_level(logging.INFO, logger="shoal.http"):
@@ -306,7 +306,7 @@ async def test_several_choices() -> None:
 
 
 async def test_logprobs() -> None:
-    """The chosen token and the likeliest ones, with their bytes; what is all but impossible is -9999."""
+    """The chosen token and the top tokens, with their bytes; minus infinity becomes -9999."""
     tokens = [
         TokenLogprob(token="é", logprob=-0.5, top=[TokenLogprob(token="\ufffd", data=b"\xc3", logprob=float("-inf"))])
     ]
@@ -336,8 +336,8 @@ CALLS = [
 ]
 
 
-async def test_calls_of_tools() -> None:
-    """Fragments are put together; the content is null where there are only calls; reasoning stands beside it."""
+async def test_tool_calls() -> None:
+    """Fragments are joined; the content is null if there are only calls; reasoning has its own field."""
     server = serve_chat(FakeRunner(reply=lambda task: CALLS))
     choice = (await server.call("POST", PATHS[0], ask(tools=[ADD]))).json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
@@ -353,8 +353,8 @@ async def test_calls_of_tools() -> None:
     }
 
 
-async def test_calls_of_functions_of_old() -> None:
-    """Who asks in the old way is answered in it."""
+async def test_deprecated_function_calls() -> None:
+    """A request with `functions` is answered with `function_call`."""
     server = serve_chat(FakeRunner(reply=lambda task: CALLS))
     choice = (await server.call("POST", PATHS[0], ask(functions=[ADD["function"]]))).json()["choices"][0]
     assert choice["finish_reason"] == "function_call"
@@ -363,8 +363,8 @@ async def test_calls_of_functions_of_old() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_fields_that_were_ignored(stream: bool) -> None:
-    """What the model cannot honor, and was answered without, is named."""
+async def test_ignored_fields(stream: bool) -> None:
+    """A header names the fields that the model ignored."""
     chunks = [Chunk(text="a", ignored=("tools", "min_p")), Chunk(finish_reason="stop")]
     answer = await serve_chat(FakeRunner(reply=lambda task: chunks)).call("POST", PATHS[0], ask(stream=stream))
     assert answer.headers["x-shoal-ignored"] == "tools, min_p"
@@ -372,8 +372,8 @@ async def test_fields_that_were_ignored(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_messages_that_were_left_out(stream: bool) -> None:
-    """The truncation policy of the operator is never silent."""
+async def test_truncated_messages(stream: bool) -> None:
+    """A header reports how many messages the truncation policy removed."""
     chunks = [Chunk(text="a", cut=3), Chunk(finish_reason="stop")]
     answer = await serve_chat(FakeRunner(reply=lambda task: chunks)).call("POST", PATHS[0], ask(stream=stream))
     assert answer.headers["x-shoal-prompt-cut"] == "3"
@@ -381,7 +381,7 @@ async def test_messages_that_were_left_out(stream: bool) -> None:
 
 
 async def test_an_upstream_answer_is_passed_on() -> None:
-    """Its body byte for byte, and its refusals with status, body, type and time to come back."""
+    """The body is passed on byte for byte; so is an error's status, body and type, with Retry-After."""
     body = b'{"id":"x", "choices":[]}'
     runner = FakeRunner(reply=lambda task: [Chunk(raw=("openai.chat", body), usage=Usage(completion_tokens=5))])
     assert (await serve_chat(runner).call("POST", PATHS[0], ask())).body == body
@@ -398,8 +398,8 @@ async def test_an_upstream_answer_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize("status", [404, 413, 429, 500, 502, 503])
-async def test_a_refusal_whose_words_stay_here(status: int) -> None:
-    """A proxy's page before a server that is busy or gone: the status is the server's, by which clients come again."""
+async def test_an_upstream_error_without_a_body(status: int) -> None:
+    """If a proxy answers for a busy or missing server, the status is kept, because clients retry by it."""
     refusal = UpstreamRefused("it is busy", status=status, retry_after=2.5)
     answer = await serve_chat(FakeRunner(error=refusal)).call("POST", PATHS[0], ask())
     reply = answer.json()["error"]
@@ -410,7 +410,7 @@ async def test_a_refusal_whose_words_stay_here(status: int) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_errors_before_the_first_token(stream: bool) -> None:
-    """They have a status of their own, streamed or not."""
+    """They have their own status, streamed or not."""
     for error, status, code in (
         (TooLong("too long", param="messages"), 400, "context_length_exceeded"),
         (Overloaded("later", retry_after=1.0), 429, "rate_limit_exceeded"),

@@ -1,4 +1,4 @@
-"""Chat completions that are refused: every bound, and whatever else a client may send."""
+"""Rejected chat completions: every limit, and arbitrary bodies."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_bad_bodies(body: dict[str, Any], param: str | None, words: str) -
 
 @pytest.mark.parametrize("field", ["tools", "response_format", "chat_template_kwargs"])
 async def test_schemas_that_are_too_deep(field: str) -> None:
-    """Sixty-four levels are more than anybody means; a template or a grammar might not come back from more."""
+    """At most 64 levels: a template or a grammar might not return from more."""
     deep: Any = {}
     for _ in range(70):
         deep = {"properties": deep}
@@ -107,7 +107,7 @@ async def test_schemas_that_are_too_deep(field: str) -> None:
 
 
 async def test_large_bodies() -> None:
-    """A long conversation passes; one that is made of nothing but brackets, or of tools, does not."""
+    """A long conversation is accepted; a body with too many values, or too much besides the messages, is not."""
     server = serve_chat()
     long = "word " * 100_000
     assert (await server.call("POST", PATHS[0], ask({"role": "user", "content": long}, future=1))).status == 200
@@ -147,8 +147,8 @@ fields = [
     )
 )
 def test_any_json(body: Any) -> None:
-    """Whatever is sent: an answer, or a refusal in OpenAI's shape."""
-    sent = json.dumps(body).encode()  # which writes any number, unlike quicker ones
+    """Any JSON gets an answer, or an error in OpenAI's format."""
+    sent = json.dumps(body).encode()  # unlike faster encoders, it writes any number
     answer = asyncio.run(serve_chat().call("POST", PATHS[0], body=sent))
     assert answer.status in (200, 400)
     if answer.status == 400:

@@ -16,8 +16,8 @@ from tests.surfaces.surface_kit import Server
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    async with family(EMBEDDER, CLASSIFIER, RERANKER) as made:
-        yield made
+    async with family(EMBEDDER, CLASSIFIER, RERANKER) as server:
+        yield server
 
 
 @pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
@@ -30,7 +30,7 @@ async def server() -> AsyncIterator[Server]:
     ],
 )
 async def test_labels(server: Server, path: str, inputs: Any, items: list[Item]) -> None:
-    """The likeliest label, and how likely each is, in the order of the model's labels; a list is never one pair."""
+    """The top label and all probabilities, in the order of the model's labels; a list of two texts is never a pair."""
     answer = await server.call("POST", path, {"model": CLASSIFIER, "input": inputs})
     reply = answer.json()
     assert list(reply) == ["id", "object", "created", "model", "data", "usage"]
@@ -44,7 +44,7 @@ async def test_labels(server: Server, path: str, inputs: Any, items: list[Item])
 
 
 async def test_raw_and_the_default(server: Server) -> None:
-    """Logits without the activation; without a name the first model that classifies; a reranker has one label."""
+    """Logits without the activation; the default is the first classifier; a reranker has one label."""
     raw = (await server.call("POST", "/classify", {"input": "one", "use_activation": False})).json()
     assert raw["model"] == CLASSIFIER
     assert raw["data"][0]["probs"] == pytest.approx(compute_scores(tokenize_item("one"), 3, raw=True).tolist())
@@ -54,7 +54,7 @@ async def test_raw_and_the_default(server: Server) -> None:
 
 @pytest.mark.parametrize("raw", [False, True])
 async def test_infinity(server: Server, raw: bool) -> None:
-    """Its client always sends `raw_scores`, and reads lists of labels with scores, the likeliest first."""
+    """Infinity's client always sends `raw_scores`, and reads lists of labels with scores in descending order."""
     items: list[Item] = ["one", "two"]
     body = {"input": items, "model": "default/not-specified", "raw_scores": raw}
     reply = (await server.call("POST", "/classify", body)).json()
@@ -67,7 +67,7 @@ async def test_infinity(server: Server, raw: bool) -> None:
 
 
 async def test_many(server: Server) -> None:
-    """2,048 inputs, some of them pairs, in a body that is decoded in turns."""
+    """2,048 inputs, some of them pairs, in a body that is decoded in slices."""
     inputs: list[Any] = [
         [f"a {at} " + "filler " * 5, "b"] if at % 3 == 0 else f"text {at} " + "filler " * 5 for at in range(2048)
     ]

@@ -20,7 +20,7 @@ DOCUMENTS = ["a group of fish", "a kind of bread", "water that is not deep"]
 SCORES = [float(compute_scores(tokenize_item((QUERY, each)), 1, raw=False)[0]) for each in DOCUMENTS]
 ORDER = sorted(range(3), key=lambda at: -SCORES[at])
 LINK = "https://pictures.example/one.png"
-PICTURE_INPUT = {"content": [{"type": "image_url", "image_url": {"url": "data:,one", "detail": "auto"}}]}
+IMAGE_INPUT = {"content": [{"type": "image_url", "image_url": {"url": "data:,one", "detail": "auto"}}]}
 RANK = {"model": RERANKER, "query": QUERY, "documents": DOCUMENTS}
 EMBED = {"model": EMBEDDER, "texts": DOCUMENTS, "input_type": "search_document"}
 
@@ -32,12 +32,12 @@ def unit(item: str | Image) -> Any:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    async with family() as made:
-        yield made
+    async with family() as server:
+        yield server
 
 
 async def test_rerank(server: Server) -> None:
-    """Results without documents, the best first; what a search would be billed as."""
+    """Results in descending order, without documents, and with billed units."""
     answer = await server.call("POST", "/v2/rerank", {**RANK, "max_tokens_per_doc": 4096})
     reply = answer.json()
     assert answer.status == 200
@@ -55,7 +55,7 @@ async def test_rerank(server: Server) -> None:
 
 
 async def test_rerank_some(server: Server) -> None:
-    """`top_n`, documents where they are asked for, and one unit for each hundred documents."""
+    """`top_n`, documents on request, and one search unit per hundred documents."""
     reply = (await server.call("POST", "/v2/rerank", {**RANK, "top_n": 1, "return_documents": True})).json()
     assert [each["document"] for each in reply["results"]] == [{"text": DOCUMENTS[ORDER[0]]}]
     many = (await server.call("POST", "/v2/rerank", {**RANK, "documents": DOCUMENTS * 34})).json()
@@ -76,7 +76,7 @@ async def test_rerank_some(server: Server) -> None:
     ],
 )
 async def test_rerank_refuses(server: Server, fields: dict[str, Any], status: int, words: str) -> None:
-    """A `message`, with the status for which the client has a class; what nobody knows is ignored, not refused."""
+    """A `message`, with the status that the client maps to an exception class; unknown fields are ignored."""
     answer = await server.call("POST", "/v2/rerank", {**RANK, **fields})
     assert (answer.status, list(answer.json())) == (status, ["message"]), answer.body
     assert words in answer.json()["message"]
@@ -85,7 +85,7 @@ async def test_rerank_refuses(server: Server, fields: dict[str, Any], status: in
 
 
 async def test_embed_by_type(server: Server) -> None:
-    """Each type under its name and in the order asked for; base64 is that of float32."""
+    """Each type under its name, in the requested order; base64 encodes float32."""
     types = ["base64", "float", "int8", "uint8", "binary", "ubinary", "float"]
     answer = await server.call("POST", "/v2/embed", {**EMBED, "embedding_types": types})
     reply = answer.json()
@@ -95,18 +95,18 @@ async def test_embed_by_type(server: Server) -> None:
     assert list(reply["embeddings"]) == types[:-1]
     for at, text in enumerate(DOCUMENTS):
         vector = unit(text)
-        found = {name: rows[at] for name, rows in reply["embeddings"].items()}
-        assert found["float"] == pytest.approx(vector.tolist(), abs=1e-6)
-        assert np.frombuffer(base64.b64decode(found["base64"]), "<f4").tolist() == pytest.approx(found["float"])
-        assert found["int8"] == np.rint(vector * 127).tolist()
-        assert found["uint8"] == (np.rint(vector * 127) + 128).tolist()
-        assert found["ubinary"] == [int("1111", 2) << 4] == [each + 128 for each in found["binary"]]
+        by_type = {name: rows[at] for name, rows in reply["embeddings"].items()}
+        assert by_type["float"] == pytest.approx(vector.tolist(), abs=1e-6)
+        assert np.frombuffer(base64.b64decode(by_type["base64"]), "<f4").tolist() == pytest.approx(by_type["float"])
+        assert by_type["int8"] == np.rint(vector * 127).tolist()
+        assert by_type["uint8"] == (np.rint(vector * 127) + 128).tolist()
+        assert by_type["ubinary"] == [int("1111", 2) << 4] == [each + 128 for each in by_type["binary"]]
     total = sum(len(tokenize_item(each)) for each in DOCUMENTS)
     assert reply["meta"]["billed_units"] == {"input_tokens": total}
 
 
 async def test_embed_defaults(server: Server) -> None:
-    """float where no type is named; the first model that embeds; texts as `inputs`."""
+    """The default type is float, the default model the first embedder; texts may be sent as `inputs`."""
     inputs = [{"content": [{"type": "text", "text": each}]} for each in DOCUMENTS]
     reply = (await server.call("POST", "/v2/embed", {"inputs": inputs, "output_dimension": 2})).json()
     assert list(reply["embeddings"]) == ["float"]
@@ -115,7 +115,7 @@ async def test_embed_defaults(server: Server) -> None:
 
 
 async def test_embed_many(server: Server) -> None:
-    """2,048 texts in both forms, decoded and encoded in turns."""
+    """2,048 texts in both forms, decoded and encoded in slices."""
     texts = [f"text {at} " + "filler " * 6 for at in range(2048)]
     inputs = [{"content": [{"type": "text", "text": each}]} for each in texts]
     for body in ({"texts": texts}, {"inputs": inputs}):
@@ -128,8 +128,7 @@ async def test_embed_many(server: Server) -> None:
 
 
 async def test_embed_first_version(server: Server) -> None:
-    """Without types the floats themselves; with types the object; `id` and `response_type`, without which its client
-    fails."""
+    """A list of floats without types, an object with types; the client fails without `id` and `response_type`."""
     reply = (await server.call("POST", "/v1/embed", EMBED)).json()
     assert list(reply) == ["id", "embeddings", "texts", "meta", "response_type"]
     assert reply["response_type"] == "embeddings_floats"
@@ -141,7 +140,7 @@ async def test_embed_first_version(server: Server) -> None:
 
 @pytest.mark.parametrize("path", ["/v2/embed", "/v1/embed"])
 async def test_embed_images(server: Server, path: str) -> None:
-    """Both versions: vectors in the order of the pictures, as many images billed, and no token."""
+    """Both versions return vectors in the order of the images, and bill images but no tokens."""
     body = {"model": CLIP, "images": ["data:,one", "data:;base64,dHdv"], "input_type": "image"}
     answer = await server.call("POST", path, {**body, "embedding_types": ["float"]})
     reply = answer.json()
@@ -152,10 +151,10 @@ async def test_embed_images(server: Server, path: str) -> None:
 
 
 async def test_embed_texts_and_images(server: Server) -> None:
-    """`inputs` mix; each part is text or picture, the URL bare or in an object."""
+    """`inputs` may mix texts and images; an image's URL may be a string or an object."""
     inputs = [
         {"content": [{"type": "text", "text": "two words"}]},
-        PICTURE_INPUT,
+        IMAGE_INPUT,
         {"content": [{"type": "image_url", "image_url": "data:,two"}]},
     ]
     answer = await server.call("POST", "/v2/embed", {"model": CLIP, "inputs": inputs, "output_dimension": 4})
@@ -182,7 +181,7 @@ async def test_embed_texts_and_images(server: Server) -> None:
     ],
 )
 async def test_fields_reach_the_task(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Roles and uses of vectors, and how to cut: as the task has them."""
+    """Input types, truncation and dimensions become fields of the task."""
     runner = RecordingRunner()
     object.__setattr__(runner.facts, "prompts", {"classification": "classify: "})
     await serve(runner).call("POST", "/v2/embed", {"model": MODEL, "texts": ["a"], **fields})
@@ -235,10 +234,10 @@ async def test_embed_refuses(server: Server, path: str, fields: dict[str, Any], 
         ({"texts": ["a"], "inputs": []}, "'texts' and 'inputs'"),
         ({"inputs": []}, "'inputs' is an empty list"),
         ({"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]}, "accepts only text"),
-        ({"inputs": [PICTURE_INPUT], "images": ["data:,x"]}, "'inputs' and 'images'"),
+        ({"inputs": [IMAGE_INPUT], "images": ["data:,x"]}, "'inputs' and 'images'"),
         ({"inputs": [{"content": [{"type": "image_url", "text": "a"}]}]}, "'inputs[0].content[0]' is of type"),
         (
-            {"model": CLIP, "inputs": [PICTURE_INPUT, {"content": [{"type": "image_url", "image_url": LINK}]}]},
+            {"model": CLIP, "inputs": [IMAGE_INPUT, {"content": [{"type": "image_url", "image_url": LINK}]}]},
             "'inputs[1].content[0].image_url': ",
         ),
         ({"inputs": [{"content": []}]}, "0 parts"),
@@ -248,15 +247,15 @@ async def test_embed_refuses(server: Server, path: str, fields: dict[str, Any], 
     ],
 )
 async def test_inputs_refused(server: Server, fields: dict[str, Any], words: str) -> None:
-    """What only the second version has."""
+    """`inputs` exist only in the second version."""
     answer = await server.call("POST", "/v2/embed", {"model": EMBEDDER, **fields})
     status = 422 if "is of type" in words else 400
     assert (answer.status, words in answer.json()["message"]) == (status, True), answer.body
 
 
 @pytest.mark.parametrize("path", ["/v2/rerank", "/v2/embed", "/v1/embed"])
-async def test_who_is_not_let_in(path: str) -> None:
-    """Keys, methods, unknown paths below, a full queue and a broken model: each a `message`."""
+async def test_error_format(path: str) -> None:
+    """Keys, methods, unknown paths below, a full queue and a broken model: each error is a `message`."""
     server = serve(api_key=("key",))
     key = {"authorization": "Bearer key"}
     for answer, status in (

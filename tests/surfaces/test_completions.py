@@ -1,4 +1,4 @@
-"""Legacy completions: prompts of every form, and what only they can do."""
+"""Legacy completions: all forms of prompts, and the features that only they have."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ async def test_choices_are_numbered_prompt_by_prompt() -> None:
     ("fields", "expected"),
     [({}, 16), ({"max_tokens": None}, 16), ({"max_tokens": 3}, 3), ({"max_tokens": 0}, 0), ({"max_tokens": -1}, None)],
 )
-async def test_most_tokens(fields: dict[str, Any], expected: int | None) -> None:
-    """Sixteen unless the request says otherwise; none at all is how a prompt alone is scored."""
+async def test_max_tokens(fields: dict[str, Any], expected: int | None) -> None:
+    """The default is 16; 0 scores a prompt without generating."""
     server = serve_chat()
     await server.call("POST", PATHS[0], ask(**fields))
     assert server.runner.task.sampling.max_tokens == expected
 
 
 async def test_fields_reach_the_task() -> None:
-    """And the body with them, byte for byte."""
+    """The body is passed along, byte for byte."""
     server = serve_chat()
     body = orjson.dumps(ask(echo=True, best_of=4, n=2, logprobs=3, seed=1, top_k=0, use_beam_search=False))
     await server.call("POST", PATHS[0], body=body)
@@ -81,7 +81,7 @@ async def test_fields_reach_the_task() -> None:
 
 
 async def test_logprobs() -> None:
-    """In the legacy shape: lists side by side, the chosen token among the likeliest, offsets in characters."""
+    """The legacy format: parallel lists, the chosen token among the top ones, offsets in characters."""
     tokens = [
         TokenLogprob(token="é", logprob=-0.5, top=[TokenLogprob(token="e", logprob=-0.25)]),
         TokenLogprob(token=" b", logprob=float("-inf")),
@@ -99,7 +99,7 @@ async def test_logprobs() -> None:
 
 
 async def test_a_stream() -> None:
-    """Texts, then the reason, then [DONE]; offsets go on from event to event."""
+    """Texts, then the finish reason, then [DONE]; offsets continue across events."""
     answer = await serve_chat().call("POST", PATHS[0], ask("ab cd", stream=True, logprobs=0))
     *events, done = data_of(answer.body)
     assert done == "[DONE]"
@@ -114,7 +114,8 @@ async def test_a_stream() -> None:
     ("fields", "status"), [({"best_of": 1}, 200), ({"best_of": 2, "n": 2}, 200), ({"best_of": 2}, 400)]
 )
 async def test_best_of_in_streams(fields: dict[str, Any], status: int) -> None:
-    """Where there is something to choose, the best shows at the end alone; clients send 1 without meaning it."""
+    """The best answer is known only at the end, so streams allow `best_of` only if it equals `n`, as clients send
+    it."""
     assert (await serve_chat().call("POST", PATHS[0], ask(stream=True, **fields))).status == status
 
 
@@ -152,12 +153,12 @@ async def test_bad_bodies(body: dict[str, Any], param: str, words: str) -> None:
 
 @pytest.mark.parametrize("suffix", [None, ""])
 async def test_an_empty_suffix_is_ignored(suffix: Any) -> None:
-    """Clients send it without meaning it."""
+    """Some clients always send it."""
     assert (await serve_chat().call("POST", PATHS[0], ask(suffix=suffix))).status == 200
 
 
 async def test_the_name_of_logprobs() -> None:
-    """Engines speak of chat's field; here it is called otherwise. Other refusals pass as they are."""
+    """Engines name chat's field in errors; here it is renamed. Other errors pass unchanged."""
     for param, named in (("top_logprobs", "logprobs"), ("stop", "stop")):
         server = serve_chat(FakeRunner(error=InvalidValue("not so many", param=param)))
         error = (await server.call("POST", PATHS[0], ask(logprobs=3))).json()["error"]
@@ -166,7 +167,7 @@ async def test_the_name_of_logprobs() -> None:
 
 
 async def test_long_prompts() -> None:
-    """Large bodies are decoded in turns: texts, ids, and too many of either."""
+    """Large bodies are decoded in slices: texts, ids, and too many of either."""
     server = serve_chat()
     texts = ["x" * 100_000, "y"]
     assert (await server.call("POST", PATHS[0], ask(texts, future=1))).status == 200
@@ -178,8 +179,8 @@ async def test_long_prompts() -> None:
     assert (answer.status, answer.json()["error"]["code"]) == (400, "array_above_max_length")
 
 
-async def test_reasoning_is_text_here() -> None:
-    """There is no field for it, and nothing may be lost."""
+async def test_reasoning_becomes_text() -> None:
+    """Completions have no field for reasoning, and nothing may be lost."""
     chunks = [Chunk(reasoning="hm "), Chunk(text="yes"), Chunk(finish_reason="stop"), Chunk(usage=Usage())]
     for stream in (False, True):
         answer = await serve_chat(FakeRunner(reply=lambda task: chunks)).call("POST", PATHS[0], ask(stream=stream))
@@ -201,7 +202,7 @@ names = ["echo", "best_of", "logprobs", "suffix", "n", "stream", "max_tokens", "
 @settings(max_examples=100)
 @given(body=st.fixed_dictionaries({"prompt": values}, optional=dict.fromkeys(names, values)))
 def test_any_json(body: Any) -> None:
-    """Whatever is sent: an answer, or a refusal in OpenAI's shape."""
+    """Any JSON gets an answer, or an error in OpenAI's format."""
     answer = asyncio.run(serve_chat().call("POST", PATHS[0], body=json.dumps(body).encode()))
     assert answer.status in (200, 400)
     if answer.status == 400:
@@ -209,7 +210,7 @@ def test_any_json(body: Any) -> None:
 
 
 async def test_a_conversation() -> None:
-    """triton-openai takes chats here, too; what has neither is told to have a prompt."""
+    """triton-openai accepts chats here, too; a body with neither field is asked for a prompt."""
     answer = await serve_chat().call("POST", PATHS[0], {"messages": [{"role": "user", "content": "hi"}]})
     assert (answer.status, answer.json()["object"]) == (200, "chat.completion")
     for body in ({}, {"messages": None}):
@@ -218,7 +219,7 @@ async def test_a_conversation() -> None:
 
 
 @pytest.mark.parametrize("name", ["dummy", "tgi"])
-async def test_the_name_that_hugging_face_gives(name: str) -> None:
-    """Its clients send one where they have none; any other is unknown."""
+async def test_placeholder_model_names(name: str) -> None:
+    """Hugging Face's clients send a placeholder if no model is set; other names are unknown."""
     assert (await serve_chat().call("POST", PATHS[0], {"model": name, "prompt": "a"})).status == 200
     assert (await serve_chat().call("POST", PATHS[0], {"model": f"{name}-1", "prompt": "a"})).status == 404

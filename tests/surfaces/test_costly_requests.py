@@ -1,4 +1,4 @@
-"""Requests that are small and would cost much: refused, or answered within their bounds."""
+"""Small requests that would cost a lot: each is rejected, or answered within its limits."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    async with family() as made:
-        yield made
+    async with family() as server:
+        yield server
 
 
 @pytest.mark.parametrize("before", [b"", b"x" * 10, b"x" * 262_144, b"x" * 262_143 + b"\\n"])
@@ -70,8 +70,8 @@ async def server() -> AsyncIterator[Server]:
         ("/classify", b'{"input":[["%b","a"]]}'),
     ],
 )
-async def test_bytes_that_begin_no_character(server: Server, path: str, around: bytes, before: bytes) -> None:
-    """More of them than a text is decoded in at once: not UTF-8, wherever they stand."""
+async def test_invalid_utf8(server: Server, path: str, around: bytes, before: bytes) -> None:
+    """More invalid bytes than are decoded at once are rejected as not UTF-8, wherever they are."""
     body = around % (before + b"\x80" * 600_000)
     async with asyncio.timeout(30):
         answer = await server.call("POST", path, body=body, headers=JSON)
@@ -79,8 +79,8 @@ async def test_bytes_that_begin_no_character(server: Server, path: str, around: 
     assert b"not UTF-8" in answer.body
 
 
-async def answered(server: Server, path: str, body: bytes) -> tuple[int, bytes, int]:
-    """Status, body, and the most memory meanwhile."""
+async def measure(server: Server, path: str, body: bytes) -> tuple[int, bytes, int]:
+    """Return the status, the body and the peak memory."""
     tracemalloc.start()
     try:
         answer = await server.call("POST", path, body=body, headers=JSON)
@@ -92,27 +92,27 @@ async def answered(server: Server, path: str, body: bytes) -> tuple[int, bytes, 
 
 @pytest.mark.parametrize(("path", "around", "costly", "message"), COSTLY)
 async def test_refused_fields(server: Server, path: str, around: bytes, costly: bytes, message: bytes) -> None:
-    """A value that is refused is refused by its field, and costs no more than a request of token ids."""
-    status, body, peak = await answered(server, path, around % costly)
+    """A rejected value is rejected by its field, and costs no more than a request with token ids."""
+    status, body, peak = await measure(server, path, around % costly)
     assert 400 <= status < 500
     assert message in body
     assert peak < 20_000_000
 
 
 @pytest.mark.parametrize(("path", "around", "costly", "message"), COSTLY)
-async def test_what_is_far_too_much_is_not_built(
+async def test_oversized_values_are_not_built(
     server: Server, path: str, around: bytes, costly: bytes, message: bytes
 ) -> None:
-    """It costs no more than its bytes, copied a few times."""
+    """Memory stays within a few copies of the body's bytes."""
     body = around % costly.replace(costly[1:-1], b",".join([costly[1:-1]] * 5))
-    status, reply, peak = await answered(server, path, body)
+    status, reply, peak = await measure(server, path, body)
     assert 400 <= status < 500
     assert b"more than 1114112 values" in reply
     assert peak < 3 * len(body) + 2_000_000
 
 
 async def test_too_many_numbers_by_the_inputs_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What surely comes to too much never reaches the model; a vector for each text is none of it."""
+    """A response that must be too large never reaches the model; one vector per text is not limited by this."""
     monkeypatch.setattr(matrices, "MAX_NUMBERS", 100 * DIMENSION)
     long = "word " * 200
     for path, body in (
@@ -129,7 +129,7 @@ async def test_too_many_numbers_by_the_inputs_alone(server: Server, monkeypatch:
 
 
 async def test_too_many_numbers_in_the_answer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody could know before is refused before it is written; right at the bound it is answered."""
+    """A response whose size is known only afterwards is rejected before it is written; the exact limit is allowed."""
     monkeypatch.setattr(matrices, "MAX_NUMBERS", 100 * DIMENSION)
     for path, more in (("/embed_all", {}), ("/pooling", {"task": "token_embed", "model": EMBEDDER})):
         name = "input" if more else "inputs"
@@ -140,15 +140,15 @@ async def test_too_many_numbers_in_the_answer(server: Server, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("base64", [False, True])
-async def test_a_reply_replaces_its_numbers(server: Server, monkeypatch: pytest.MonkeyPatch, base64: bool) -> None:
-    """Each matrix goes when its text is there: the two never stand side by side."""
+async def test_a_reply_frees_its_numbers(server: Server, monkeypatch: pytest.MonkeyPatch, base64: bool) -> None:
+    """Each matrix is freed once it is encoded, so memory never holds both."""
     results: list[Embedded] = []
 
     async def run(task: Any, ctx: Any) -> Embedded:
         shape = (1, DIMENSION)
-        made: Vectors = np.zeros((0, DIMENSION), np.float32)
+        no_vectors: Vectors = np.zeros((0, DIMENSION), np.float32)
         matrices = [np.full(shape, at, np.float32) for at in range(len(task.inputs))]
-        results.append(Embedded(vectors=made, tokens=[1] * len(task.inputs), token_vectors=list(matrices)))
+        results.append(Embedded(vectors=no_vectors, tokens=[1] * len(task.inputs), token_vectors=list(matrices)))
         return results[-1]
 
     monkeypatch.setattr(server.runner, "run", run)
@@ -163,7 +163,7 @@ async def test_a_reply_replaces_its_numbers(server: Server, monkeypatch: pytest.
 
 
 async def test_instances_do_not_fill_the_queue() -> None:
-    """Neither many small ones nor a few large ones are refused for what their own neighbours hold."""
+    """Neither many small instances nor a few large ones are rejected because of their own neighbors' items."""
     async with family(EMBEDDER, CLASSIFIER, max_queue_items=32) as server:
         runner: Any = server.runner
         runner.lane.admission.max_items = 32
@@ -175,8 +175,8 @@ async def test_instances_do_not_fill_the_queue() -> None:
             assert len(answer.json()["predictions"]) == count
 
 
-async def test_nothing_begins_after_a_failed_instance(server: Server) -> None:
-    """And the error says which it was."""
+async def test_nothing_starts_after_a_failed_instance(server: Server) -> None:
+    """The error names the failed instance."""
     started = 0
     run = server.runner.run
 
@@ -192,8 +192,8 @@ async def test_nothing_begins_after_a_failed_instance(server: Server) -> None:
     assert answer.json()["error"].startswith("instances[1]: ")
 
 
-async def test_answers_of_instances_are_bounded_together(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each may be within its bounds, and all of them above what one reply holds."""
+async def test_instance_answers_share_one_limit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer may be within its limit while all together exceed the limit of one reply."""
     monkeypatch.setattr(default_route, "MAX_REPLY_BYTES", 10_000)
     instances = [{"inputs": ["a b"] * 60}] * 20
     answer = await server.call("POST", "/vertex", {"instances": instances})
@@ -204,15 +204,15 @@ async def test_answers_of_instances_are_bounded_together(server: Server, monkeyp
 @pytest.mark.parametrize(
     "instances", [b"[3]", b'["a"]', b"[[]]", b"[null]", b"3", b"null", b'{"inputs":"a"}', b'[{"inputs":"a"},4]']
 )
-async def test_what_is_no_instance(server: Server, instances: bytes) -> None:
-    """Refused as JSON of the wrong type, whatever stands there."""
+async def test_invalid_instances(server: Server, instances: bytes) -> None:
+    """Any other JSON is rejected as the wrong type."""
     answer = await server.call("POST", "/vertex", body=b'{"instances":%b}' % instances, headers=JSON)
     assert answer.status == 422
     assert b"expected `" in answer.body
 
 
-async def test_spelling_of_instances(server: Server) -> None:
-    """Space and nesting mean nothing, however much there is of it."""
+async def test_whitespace_in_instances(server: Server) -> None:
+    """Whitespace and brackets inside texts have no effect."""
     space = b" " * 700_000
     body = b'{"instances":[' + space + b'{"inputs" : ["a, }]{", "b"]}' + space + b', {"inputs":"c"}' + space + b"]}"
     answer = await server.call("POST", "/vertex", body=body, headers=JSON)

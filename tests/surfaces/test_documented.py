@@ -1,4 +1,4 @@
-"""The document tells the truth: each operation is provoked, and what comes back is what /openapi.json declares."""
+"""/openapi.json is accurate: each operation's errors and answers match their declaration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ JSON = {"content-type": "application/json"}
 
 
 def app_of(**options: Any) -> Application:
-    """Every documented surface over one model that is ready."""
+    """Build every documented surface over one ready model."""
     registry = Registry()
     registry.add(model := Model(name=MODEL))
     model.mark_loaded(RecordingRunner())
@@ -42,7 +42,7 @@ OPERATIONS = [route.operation for route in app_of().routes.all]
 
 @pytest.fixture(scope="module")
 def documented() -> dict[str, Any]:
-    """The paths of /openapi.json, as it is served."""
+    """Return the paths of /openapi.json, as served."""
     (shown,) = [each for each in OPERATIONS if each.path == "/openapi.json"]
     paths: dict[str, Any] = asyncio.run(call(app_of(), shown, LOCAL)).json()["paths"]
     return paths
@@ -62,8 +62,8 @@ async def call(
     return exchange.answer()
 
 
-async def provoked(operation: Operation) -> AsyncIterator[tuple[str, Answer]]:
-    """What is wrong with each request, and the answer to it."""
+async def provoke(operation: Operation) -> AsyncIterator[tuple[str, Answer]]:
+    """Yield each way to make a request fail, and the answer."""
     if operation.access != "public":
         yield "no key", await call(app_of(api_key=("k",), admin_key=("a",)), operation, LOCAL)
         yield "a foreign Host", await call(app_of(), operation, {"host": "evil.example"})
@@ -81,25 +81,25 @@ async def provoked(operation: Operation) -> AsyncIterator[tuple[str, Answer]]:
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: f"{each.method} {each.path}")
 async def test_refusals_are_declared(operation: Operation, documented: dict[str, Any]) -> None:
-    """Without a key, from a foreign Host, with a body that is too much, compressed, late or wrong: status and content
-    type of the answer are in the document, and an answer without a body is declared without one."""
+    """Without a key, from a foreign Host, or with a body that is too large, compressed, slow or invalid: status and
+    content type are declared, and an answer without a body is declared without one."""
     declared = documented[to_openapi_path(operation.path)][operation.method.lower()]["responses"]
     walked = 0
-    async for what, answer in provoked(operation):
-        assert 400 <= answer.status < 500, what
+    async for cause, answer in provoke(operation):
+        assert 400 <= answer.status < 500, cause
         content = declared.get(str(answer.status), {"content": "nothing"}).get("content", {})
         if answer.body:
-            assert answer.headers["content-type"].partition(";")[0] in content, what
+            assert answer.headers["content-type"].partition(";")[0] in content, cause
         else:
-            assert content == {}, what
+            assert content == {}, cause
         walked += 1
-    # two for keys; four for a body, three more for one that is JSON
+    # 2 for keys, 4 for bodies, 3 more for JSON bodies
     guarded, sends, json = operation.access != "public", operation.method != "GET", operation.request is not None
     assert walked == 2 * guarded + 4 * sends + 3 * json
 
 
 def test_both_forms_of_one_status_are_declared() -> None:
-    """TEI's 400 is JSON of its own or plain text of its framework; its 401 has no body; OpenAI's are JSON alone."""
+    """TEI's 400 is its own JSON or its framework's plain text; its 401 has no body; OpenAI's errors are JSON."""
     surfaces = [make(Options()) for make in SURFACES]
     paths = build_document({each.name: list_operations(each, Gateway(Registry())) for each in surfaces})["paths"]
     tei, openai = (paths[path]["post"]["responses"] for path in ("/embed", "/v1/embeddings"))
@@ -116,17 +116,17 @@ def test_both_forms_of_one_status_are_declared() -> None:
 async def served_document(app: Application) -> dict[str, Any]:
     exchange = Exchange([b""])
     await app(request_scope("GET", "/openapi.json", LOCAL), exchange.receive, exchange.send)
-    made: dict[str, Any] = exchange.answer().json()
-    return made
+    document: dict[str, Any] = exchange.answer().json()
+    return document
 
 
-def check(made: dict[str, Any], operation: dict[str, Any], answer: Answer) -> None:
-    """The status is declared, and the body is what is declared for it."""
+def check(document: dict[str, Any], operation: dict[str, Any], answer: Answer) -> None:
+    """Check that the status is declared, and that the body matches its declaration."""
     content = operation["responses"][str(answer.status)]["content"]
     media_type = answer.headers["content-type"].partition(";")[0]
     assert media_type in content, (answer.status, media_type)
     if media_type == "application/json":
-        schema = {**content[media_type]["schema"], "components": made["components"]}
+        schema = {**content[media_type]["schema"], "components": document["components"]}
         Draft202012Validator(schema).validate(answer.json())
 
 
@@ -136,14 +136,14 @@ def with_document(life: Living) -> Application:
 
 
 async def test_every_example_works() -> None:
-    """Who sends what the document shows gets what the document says."""
+    """Sending each documented example returns the documented answer."""
     async with living() as life, AsyncExitStack() as stack:
         add_runner(life.server.gateway, FakeRunner())
         add_family(life.server.gateway, stack)
         app = with_document(life)
-        made = await served_document(app)
+        document = await served_document(app)
         walked = 0
-        for path, item in made["paths"].items():
+        for path, item in document["paths"].items():
             for method, operation in item.items():
                 body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
                 if "example" not in body:
@@ -152,7 +152,7 @@ async def test_every_example_works() -> None:
                 path_sent = path.replace("{id}", OTHER)
                 await app(request_scope(method.upper(), path_sent, LOCAL | JSON), exchange.receive, exchange.send)
                 assert exchange.answer().status == 200, (path, exchange.answer().body)
-                check(made, operation, exchange.answer())
+                check(document, operation, exchange.answer())
                 walked += 1
         shown = [route.operation for route in app.routes.all if route.operation.example is not None]
         assert walked == len(shown) > 20
@@ -188,10 +188,10 @@ CALLS: list[tuple[str, str, str, Any, int]] = [
 
 
 async def test_answers_about_models_are_declared() -> None:
-    """A model's whole life, call by call: each status is in the document, each body fits its schema."""
+    """Every status of a model's whole life cycle is documented, and each body matches its schema."""
     async with living() as life:
         app = with_document(life)
-        made = await served_document(app)
+        document = await served_document(app)
         for method, path, query, body, status in CALLS:
             exchange = Exchange([b"" if body is None else orjson.dumps(body)])
             scope = request_scope(method, path.replace("{id}", MODEL) + query, LOCAL | JSON)
@@ -200,13 +200,13 @@ async def test_answers_about_models_are_declared() -> None:
             await app(scope, exchange.receive, exchange.send)
             answer = exchange.answer()
             assert answer.status == status, (path, answer.body)
-            check(made, made["paths"][path][method.lower()], answer)
+            check(document, document["paths"][path][method.lower()], answer)
             for job in life.lifecycle.jobs():
                 await job.done_event.wait()
 
 
 def commands() -> list[list[str]]:
-    """The curl commands of docs/api.md, as a shell would cut them."""
+    """Return the curl commands of docs/api.md, as a shell would split them."""
     text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
     blocks = text.split("```sh\n")[1:]
     lines = [line for block in blocks for line in block.partition("```")[0].splitlines()]
@@ -214,8 +214,8 @@ def commands() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
-async def test_commands_of_the_page_run(words: list[str]) -> None:
-    """Each says what it means to a server that has the model of the examples: 200, or 202 without waiting."""
+async def test_commands_of_the_page_work(words: list[str]) -> None:
+    """Each returns 200, or 202 without waiting, from a server that has the examples' model."""
     options = {name: words[at + 1] for at, name in enumerate(words) if name in {"-X", "-H", "-d"}}
     (url,) = [word for word in words if word.startswith("localhost:8080")]
     name, _, value = options.get("-H", "accept: */*").partition(": ")
@@ -233,5 +233,4 @@ async def test_commands_of_the_page_run(words: list[str]) -> None:
 
 
 def test_there_are_commands() -> None:
-    """The page shows how to call what this module tests."""
     assert len(commands()) >= 10

@@ -1,4 +1,4 @@
-"""The Triton proxy's route: its bodies, none of its bugs."""
+"""The Triton proxy's route: its bodies, without its bugs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.surfaces.surface_kit import raising, serve, vector
 
 
 async def test_queries() -> None:
-    """One object a query, in order; keys that nobody knows are ignored."""
+    """One object per query, in order; unknown keys are ignored."""
     server = serve()
     answer = await server.call("POST", "/v1/embedding", [{"query": "ab"}, {"query": "cd", "id": 7}])
     assert answer.status == 200
@@ -21,7 +21,7 @@ async def test_queries() -> None:
 
 
 async def test_empty_array() -> None:
-    """No queries, no embeddings: the original died of it."""
+    """No queries give no embeddings; the original crashed."""
     server = serve()
     answer = await server.call("POST", "/v1/embedding", [])
     assert (answer.status, answer.body) == (200, b"[]")
@@ -29,13 +29,13 @@ async def test_empty_array() -> None:
 
 
 async def test_large_body() -> None:
-    """The original's limit of 32 KiB is gone."""
+    """The original's limit of 32 KiB does not apply."""
     answer = await serve().call("POST", "/v1/embedding", [{"query": "asdf" * 125}] * 256)
     assert answer.json() == [{"embedding": vector("asdf" * 125)}] * 256
 
 
 async def test_batch_facts() -> None:
-    """The batch facts are on this surface, too."""
+    """This surface sends the batch headers, too."""
     answer = await serve().call("POST", "/v1/embedding", [{"query": "ab"}])
     assert answer.headers["x-shoal-batch-size"] == "7"
     assert "total;dur=" in answer.headers["server-timing"]
@@ -54,7 +54,7 @@ async def test_batch_facts() -> None:
     ],
 )
 async def test_bad_bodies(body: bytes, words: str) -> None:
-    """400 with `msg`, and nothing else."""
+    """400 with only `msg`."""
     answer = await serve().call("POST", "/v1/embedding", body=body)
     assert answer.status == 400
     assert set(answer.json()) == {"msg"}
@@ -65,20 +65,20 @@ async def test_bad_bodies(body: bytes, words: str) -> None:
     ("error", "status"), [(EngineFailed("broken"), 500), (Overloaded("later"), 429), (ModelFailed("no"), 503)]
 )
 async def test_errors_of_the_model(error: Any, status: int) -> None:
-    """A failure is an answer; the original's process ended with it."""
+    """A failure is an answer; the original's process exited."""
     answer = await raising(error).call("POST", "/v1/embedding", [{"query": "a"}])
     assert (answer.status, answer.json()) == (status, {"msg": error.message})
 
 
 async def test_wrong_content_type() -> None:
-    """400, as the original's framework says it."""
+    """400, like in the original's framework."""
     answer = await serve().call("POST", "/v1/embedding", body=b"[]", headers={"content-type": "text/plain"})
     assert answer.status == 400
     assert "application/json" in answer.json()["msg"]
 
 
 async def test_a_long_list_is_not_decoded_to_its_end() -> None:
-    """The first query too many ends it: what follows is not looked at, and the next request is counted anew."""
+    """Decoding stops at the first query above the limit; the next request is counted separately."""
     server = serve(max_inputs=3)
     body = b'[{"query":"a"},{"query":"b"},{"query":"c"},{"query":"d"},{"nothing":1}]'
     answer = await server.call("POST", "/v1/embedding", body=body)

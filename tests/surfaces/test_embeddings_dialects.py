@@ -1,4 +1,4 @@
-"""What NVIDIA, Voyage, Jina and vLLM add to /v1/embeddings."""
+"""Fields that NVIDIA, Voyage, Jina and vLLM add to /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLBERT = "colbert"
 
 
 async def parse_task(fields: dict[str, Any], *, model: str = MODEL, prompts: dict[str, str] | None = None) -> Any:
-    """The task that a body becomes."""
+    """Return the task that a body becomes."""
     runner = RecordingRunner()
     runner.facts = replace(runner.facts, prompts=prompts or {})
     answer = await serve(runner).call("POST", "/v1/embeddings", {"model": model, "input": ["ab"], **fields})
@@ -59,13 +59,13 @@ async def parse_task(fields: dict[str, Any], *, model: str = MODEL, prompts: dic
     ],
 )
 async def test_fields_reach_the_task(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Other dialects' names for what a task has."""
+    """Other dialects' names for fields of the task."""
     task = await parse_task(fields, prompts={"text-matching": "match: "})
     assert {name: getattr(task, name) for name in expected} == expected
 
 
 async def test_suffixes_of_models() -> None:
-    """MODEL-query and MODEL-passage are the model in that role; but not where that is a model of its own."""
+    """MODEL-query and MODEL-passage are the model in that role, unless a model has that name itself."""
     assert (await parse_task({}, model=f"{MODEL}-query")).input_type == "query"
     assert (await parse_task({}, model="mini-passage")).input_type == "document"
     assert (await parse_task({"input_type": "document"}, model="mini-query")).input_type == "document"
@@ -81,8 +81,8 @@ async def test_suffixes_of_models() -> None:
 @pytest.mark.parametrize(
     ("precision", "code"), [("int8", "i1"), ("uint8", "u1"), ("binary", "i1"), ("ubinary", "u1"), ("float", "<f4")]
 )
-async def test_narrow_numbers(precision: str, code: str) -> None:
-    """By Voyage's name and by NVIDIA's, as numbers and as the base64 that Voyage's client decodes by that type."""
+async def test_quantized_vectors(precision: str, code: str) -> None:
+    """Voyage's and NVIDIA's field names, as numbers and as base64 of that type, which Voyage's client decodes."""
     async with family(EMBEDDER) as server:
         body = {"model": EMBEDDER, "input": TEXTS}
         plain = await server.call("POST", "/v1/embeddings", {**body, "embedding_type": precision})
@@ -105,8 +105,8 @@ async def test_narrow_numbers(precision: str, code: str) -> None:
         assert np.frombuffer(base64.b64decode(other["embedding"]), code).tolist() == pytest.approx(each["embedding"])
 
 
-async def test_voyage_as_it_sends() -> None:
-    """Its client's whole body, nulls and all: float32 in base64, in order, with a total."""
+async def test_voyage_client() -> None:
+    """Its client's whole body, including nulls: float32 in base64, in order, with the total tokens."""
     body = {
         "input": TEXTS,
         "model": EMBEDDER,
@@ -118,13 +118,13 @@ async def test_voyage_as_it_sends() -> None:
     }
     async with family(EMBEDDER) as server:
         reply = (await server.call("POST", "/v1/embeddings", body)).json()
-    found = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in reply["data"]]
-    assert [len(each) for each in found] == [4, 4]
+    vectors = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in reply["data"]]
+    assert [len(each) for each in vectors] == [4, 4]
     assert reply["usage"]["total_tokens"] == sum(len(tokenize_item(each)) for each in TEXTS)
 
 
 async def test_jina_base64() -> None:
-    """base64 as a type of embeddings, where nobody says otherwise."""
+    """base64 as an embedding type, unless another field selects the encoding."""
     server = serve()
     body = {"model": MODEL, "input": "ab", "embedding_type": "base64"}
     reply = (await server.call("POST", "/v1/embeddings", body)).json()["data"][0]["embedding"]
@@ -134,8 +134,8 @@ async def test_jina_base64() -> None:
     assert bytes_too.json()["data"][0]["embedding"] == reply
 
 
-async def test_infinity_names_no_model() -> None:
-    """Its client sends a name that stands for the first model, and `dimensions` of 0 for vectors of full length."""
+async def test_infinity_default_model() -> None:
+    """Infinity's client sends a placeholder for the first model, and `dimensions` 0 for full length."""
     async with family(EMBEDDER) as server:
         unnamed = {"model": "default/not-specified", "input": TEXTS, "dimensions": 0, "modality": "text"}
         answer = await server.call("POST", "/embeddings", {**unnamed, "encoding_format": "float"})
@@ -145,8 +145,8 @@ async def test_infinity_names_no_model() -> None:
 
 
 @pytest.mark.parametrize("form", ["float", "bytes_only"])
-async def test_forms_that_contradict_each_other(form: str) -> None:
-    """Are refused: nobody knows which one the caller reads."""
+async def test_contradictory_encodings(form: str) -> None:
+    """They are rejected: the server cannot know which one the caller reads."""
     body = {"model": MODEL, "input": "ab", "embedding_type": "base64", "encoding_format": form}
     answer = await serve().call("POST", "/v1/embeddings", body)
     assert (answer.status, answer.json()["error"]["param"]) == (400, "encoding_format")
@@ -167,15 +167,15 @@ async def test_forms_that_contradict_each_other(form: str) -> None:
         ("application/json", False),
     ],
 )
-async def test_what_is_accepted(accept: str, is_binary: bool) -> None:
-    """Bytes where they are named with a weight, and JSON with none above it."""
+async def test_accept_header(accept: str, is_binary: bool) -> None:
+    """The answer is binary if `accept` names its type with a weight at least as high as JSON's."""
     answer = await serve().call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab"}, headers={"accept": accept})
     assert (answer.headers["content-type"] == "application/octet-stream") is is_binary
 
 
 @pytest.mark.parametrize("fields", [{"truncate": "END", "truncation": True}, {"truncate": "NONE", "truncation": False}])
-async def test_a_word_and_a_flag_that_agree(fields: dict[str, Any]) -> None:
-    """Are one thing; a word and a flag that do not are refused."""
+async def test_aliases_for_truncation(fields: dict[str, Any]) -> None:
+    """A word and a flag that agree are accepted; if they differ, the request is rejected."""
     assert (await parse_task(fields)).truncate is fields["truncation"]
     other = {**fields, "truncation": not fields["truncation"]}
     answer = await serve().call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab", **other})
@@ -192,7 +192,7 @@ async def test_a_word_and_a_flag_that_agree(fields: dict[str, Any]) -> None:
     ],
 )
 async def test_bytes(fields: dict[str, Any], accept: str, dtype: str) -> None:
-    """Nothing but the numbers, one vector behind the other, with their shape and type in headers."""
+    """Only the numbers, vector after vector; headers give shape and type."""
     server = serve()
     texts = [f"text {at}" for at in range(200)]
     body = {"model": MODEL, "input": texts}
@@ -204,8 +204,8 @@ async def test_bytes(fields: dict[str, Any], accept: str, dtype: str) -> None:
     assert np.array_equal(np.frombuffer(answer.body, dtype).reshape(200, 4), expected)
 
 
-async def test_narrow_bytes() -> None:
-    """A bit a dimension."""
+async def test_binary_bytes() -> None:
+    """One bit per dimension."""
     body = {"model": EMBEDDER, "input": TEXTS, "output_dtype": "ubinary"}
     async with family(EMBEDDER) as server:
         answer = await server.call("POST", "/v1/embeddings", body, headers={"accept": "application/octet-stream"})
@@ -217,13 +217,13 @@ async def test_narrow_bytes() -> None:
 
 
 async def test_base64_of_other_floats() -> None:
-    """vLLM's types and orders of bytes hold for base64, too."""
+    """vLLM's types and byte orders apply to base64, too."""
     fields = {"encoding_format": "base64", "embed_dtype": "float16", "endianness": "big"}
     server = serve()
     reply = (await server.call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab", **fields})).json()
     plain = (await server.call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab"})).json()
-    found = np.frombuffer(base64.b64decode(reply["data"][0]["embedding"]), ">f2")
-    assert found.tolist() == plain["data"][0]["embedding"]
+    decoded = np.frombuffer(base64.b64decode(reply["data"][0]["embedding"]), ">f2")
+    assert decoded.tolist() == plain["data"][0]["embedding"]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ async def test_base64_of_other_floats() -> None:
     ],
 )
 async def test_refusals(fields: dict[str, Any], param: str, words: str) -> None:
-    """OpenAI's nested error, naming the field, whoever's it is."""
+    """OpenAI's nested error that names the field, whichever dialect defines it."""
     answer = await serve().call("POST", "/v1/embeddings", {"model": MODEL, "input": "ab", **fields})
     error = answer.json()["error"]
     assert (answer.status, error["param"]) == (400, param), error
@@ -254,7 +254,7 @@ async def test_refusals(fields: dict[str, Any], param: str, words: str) -> None:
 
 
 async def test_many_objects() -> None:
-    """2,048 texts with a name around them, in a body that is decoded in turns."""
+    """2,048 texts in objects, in a body that is decoded in slices."""
     server = serve()
     texts = [f"text {at} " + "filler " * 6 for at in range(2048)]
     body = {"model": MODEL, "input": [{"text": each, "tags": [{}]} for each in texts]}
@@ -272,15 +272,15 @@ async def colbert() -> AsyncIterator[Server]:
     runner = LaneRunner(make_lane(script), facts_of(script), Words())
     model.mark_loaded(runner)
     gateway = Gateway(registry)
-    made: Any = runner
+    any_runner: Any = runner
     try:
-        yield Server(build_app(gateway, [each(Options()) for each in SURFACES], Options()), made, gateway, model)
+        yield Server(build_app(gateway, [each(Options()) for each in SURFACES], Options()), any_runner, gateway, model)
     finally:
         await runner.aclose()
 
 
 async def test_late_interaction() -> None:
-    """A list of vectors an input, as Infinity tells them; also where OpenAI's client asks for base64 by itself."""
+    """A list of vectors per input, like Infinity, even though OpenAI's client asks for base64 by default."""
     async with colbert() as server:
         body = {"model": COLBERT, "input": TEXTS}
         plain = (await server.call("POST", "/v1/embeddings", body)).json()
@@ -310,15 +310,15 @@ async def test_late_interaction() -> None:
         ("/pooling", {"task": "token_embed", "use_activation": False}, "use_activation"),
     ],
 )
-async def test_late_interaction_is_not_cut(path: str, more: dict[str, Any], name: str) -> None:
-    """What would change nothing is refused by name."""
+async def test_late_interaction_rejects_unsupported_options(path: str, more: dict[str, Any], name: str) -> None:
+    """Options that would have no effect are rejected by name."""
     async with colbert() as server:
         answer = await server.call("POST", path, {"model": COLBERT, "input": TEXTS, **more})
     assert (answer.status, answer.json()["error"]["param"]) == (400, name)
 
 
 async def test_pooling_of_late_interaction() -> None:
-    """Its vectors, where no task is named: it has no others."""
+    """The token vectors, also without a task: the model has no others."""
     async with colbert() as server:
         body = {"model": COLBERT, "input": TEXTS}
         plain = await server.call("POST", "/pooling", body)
@@ -328,7 +328,7 @@ async def test_pooling_of_late_interaction() -> None:
 
 
 async def test_late_interaction_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the numbers of its answer, known before or not."""
+    """The numbers in the answer are limited, whether or not their count is known beforehand."""
     monkeypatch.setattr(matrices, "MAX_NUMBERS", 40)
     async with colbert() as server:
         for texts in (["word " * 30] * 3, ["a " * 11]):
@@ -337,8 +337,8 @@ async def test_late_interaction_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
             assert "split the request" in answer.json()["error"]["message"]
 
 
-async def test_sparse_vectors_have_a_route() -> None:
-    """A model without dense vectors is refused with the route that answers it."""
+async def test_a_sparse_model_names_its_route() -> None:
+    """A model without dense vectors is rejected with the route that serves it."""
     async with family(SPLADE) as server:
         answer = await server.call("POST", "/v1/embeddings", {"model": SPLADE, "input": "a"})
     assert (answer.status, "POST /embed_sparse" in answer.json()["error"]["message"]) == (400, True)

@@ -1,4 +1,4 @@
-"""What all surfaces have in common: bounds, ids, deadlines, unknown paths, clients that leave."""
+"""What all surfaces share: limits, ids, deadlines, unknown paths and disconnects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EMBEDDERS: list[tuple[str, Any]] = [
     [("/v1/embeddings", "application/json"), ("/embed", "text/plain"), ("/v1/embedding", "application/json")],
 )
 async def test_large_bodies_are_not_read(path: str, kind: str) -> None:
-    """40 MB are refused by their length: 413 in the dialect before a byte is read, then the connection is closed."""
+    """A stated length of 40 MB gets a 413 in the dialect before a byte is read; then the connection is closed."""
     server = serve()
     exchange = Exchange([b"x" * 1000] * 100)
     await server.app(request_scope("POST", path, {"content-length": "40000000"}), exchange.receive, exchange.send)
@@ -47,8 +47,8 @@ async def test_large_bodies_are_not_read(path: str, kind: str) -> None:
     assert exchange.reads_before_answer == 0
 
 
-async def test_bodies_that_there_is_no_room_for_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others are being sent already: 429 by the stated length, and not when half of it has come. Small ones pass."""
+async def test_bodies_beyond_the_pending_limit_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If other bodies being received fill the limit, the stated length alone gives a 429. Small bodies pass."""
     unfinished = body.PendingBodies(1_000_000)
     unfinished.add(0, 900_000)
     monkeypatch.setattr(body, "_PENDING_BODIES", unfinished)
@@ -58,16 +58,16 @@ async def test_bodies_that_there_is_no_room_for_are_not_read(monkeypatch: pytest
     assert (await serve().call("POST", "/v1/embeddings", ASK)).status == 200
 
 
-async def test_clients_that_send_all_before_they_read() -> None:
-    """The rest is skipped before the connection is closed, for a while: a reset would cost them the reply."""
+async def test_the_rest_of_a_rejected_body_is_read() -> None:
+    """The rest is read and discarded before the connection is closed: a reset would cost the client the reply."""
     exchange = Exchange([b"x" * 1000] * 100)
     scope = request_scope("POST", "/embed", {"content-length": "40000000"})
     await serve().app(scope, exchange.receive, exchange.send)
     assert (exchange.answer().status, exchange.reads) == (413, 100)
 
 
-async def test_clients_that_wait_for_leave_to_send() -> None:
-    """After `Expect: 100-continue` nothing is read: it would tell the client to send."""
+async def test_clients_that_wait_for_100_continue() -> None:
+    """After `Expect: 100-continue` nothing is read, because reading would tell the client to send."""
     exchange = Exchange([b"x"])
     scope = request_scope("POST", "/embed", {"content-length": "40000000", "expect": "100-continue"})
     await serve().app(scope, exchange.receive, exchange.send)
@@ -75,7 +75,7 @@ async def test_clients_that_wait_for_leave_to_send() -> None:
 
 
 async def test_clients_that_never_stop_sending(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skipping ends after so many bytes, or so much time."""
+    """Discarding the rest stops after a number of bytes or seconds."""
     monkeypatch.setattr(body, "LINGER_BYTES", 5000)
     exchange = Exchange([b"x" * 1000] * 100)
     scope = request_scope("POST", "/embed", {"content-length": "40000000"})
@@ -88,7 +88,7 @@ async def test_clients_that_never_stop_sending(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_chunked_bodies_are_counted() -> None:
-    """Without a length the bytes are counted, and reading ends at the limit."""
+    """Without a length the bytes are counted, and reading stops at the limit."""
     server = serve(max_body_bytes=1000)
     exchange = Exchange([b"x" * 400] * 100)
     scope = request_scope("POST", "/v1/embeddings", {"transfer-encoding": "chunked"})
@@ -99,27 +99,27 @@ async def test_chunked_bodies_are_counted() -> None:
 
 
 async def test_one_large_message_is_counted() -> None:
-    """A server that hands over the body in one piece changes nothing about the limit."""
+    """The limit also applies if the server passes the body in one message."""
     answer = await serve(max_body_bytes=1000).call("POST", "/embed", body=[b"x" * 1001])
     assert answer.status == 413
 
 
 async def test_bodies_in_pieces() -> None:
-    """A body that arrives in many pieces is put together."""
+    """A body that arrives in many pieces is joined."""
     body = orjson.dumps(ASK)
     answer = await serve().call("POST", "/v1/embeddings", body=[body[at : at + 1] for at in range(len(body))])
     assert answer.status == 200
 
 
-async def test_body_of_just_the_limit() -> None:
-    """The limit itself is allowed."""
+async def test_body_at_the_limit() -> None:
+    """A body of exactly the limit is allowed."""
     body = orjson.dumps(ASK)
     assert (await serve(max_body_bytes=len(body)).call("POST", "/v1/embeddings", body=body)).status == 200
     assert (await serve(max_body_bytes=len(body) - 1).call("POST", "/v1/embeddings", body=body)).status == 413
 
 
-async def test_large_bodies_are_decoded_one_a_turn() -> None:
-    """Between two of them the loop serves others, however many have come at the same time."""
+async def test_large_bodies_are_decoded_one_per_iteration() -> None:
+    """The loop serves others in between, however many bodies arrive at the same time."""
     server = serve()
     exchanges = [Exchange([orjson.dumps({"input": "x" * LARGE_BODY, "model": MODEL})]) for _ in range(5)]
     scope = request_scope("POST", "/v1/embeddings", {"content-type": "application/json"})
@@ -134,7 +134,7 @@ async def test_large_bodies_are_decoded_one_a_turn() -> None:
 
 
 async def test_slow_bodies() -> None:
-    """A body that does not come is 408, and the connection ends."""
+    """A body that does not arrive in time is a 408, and the connection is closed."""
     server = serve(body_timeout_s=0.01)
     exchange = Exchange([b"x"], silent=True)
     scope = request_scope("POST", "/v1/embeddings", {"content-length": "5"})
@@ -147,7 +147,7 @@ async def test_slow_bodies() -> None:
 @pytest.mark.parametrize(("path", "status"), [("/v1/embeddings", 415), ("/embed", 415), ("/v1/embedding", 400)])
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
 async def test_compressed_bodies(path: str, status: int, encoding: str) -> None:
-    """Compressed bodies are refused, with the name of the encoding."""
+    """Compressed bodies are rejected, with the name of the encoding."""
     answer = await serve().call("POST", path, body=b"{}", headers={"content-encoding": encoding})
     assert answer.status == status
     assert encoding in answer.body.decode()
@@ -167,7 +167,7 @@ async def test_compressed_bodies(path: str, status: int, encoding: str) -> None:
     ],
 )
 async def test_content_types(kind: str, status: int) -> None:
-    """JSON by any of its names, or no name; everything else is refused by name."""
+    """JSON by any of its names, or no content type; others are rejected."""
     body = orjson.dumps(ASK)
     answer = await serve().call("POST", "/v1/embeddings", body=body, headers={"content-type": kind} if kind else {})
     assert answer.status == status
@@ -176,16 +176,16 @@ async def test_content_types(kind: str, status: int) -> None:
 
 
 async def test_request_ids() -> None:
-    """A sane id of the client's is kept, any other is replaced; it is on every reply and reaches the work."""
+    """A valid id from the client is kept, others are replaced; the id is on every reply and reaches the runner."""
     server = serve()
     answer = await server.call("POST", "/v1/embeddings", ASK, headers={"x-request-id": "abc-1"})
     assert answer.headers["x-request-id"] == server.runner.contexts[0].id == "abc-1"
-    made = set()
+    new_ids = set()
     for bad in ("", "a b", "x" * 129, "\xe9", 'a\x00"'):
         answer = await server.call("GET", "/nowhere", headers={"x-request-id": bad})
-        made.add(answer.headers["x-request-id"])
+        new_ids.add(answer.headers["x-request-id"])
         assert answer.headers["x-request-id"].startswith("req_")
-    assert len(made) == 5
+    assert len(new_ids) == 5
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ async def test_request_ids() -> None:
     [(None, 30.0), ("5", 5.0), ("0.5", 0.5), ("60", 30.0), ("nan", 30.0), ("-1", 30.0), ("x", 30.0)],
 )
 async def test_one_deadline(header: str | None, seconds: float) -> None:
-    """The server's time, or the client's if it has less; counted from the request's arrival."""
+    """The server's timeout, or the client's if shorter, counted from the request's arrival."""
     server = serve()
     before = time.monotonic()
     await server.call("POST", "/v1/embeddings", ASK, headers={"x-request-timeout": header} if header else {})
@@ -203,7 +203,7 @@ async def test_one_deadline(header: str | None, seconds: float) -> None:
 
 @pytest.mark.parametrize(("class_name", "traffic"), [("interactive", "interactive"), ("bulk", "bulk"), ("gold", None)])
 async def test_class(class_name: str, traffic: str | None) -> None:
-    """`x-shoal-class` reaches the planner; a class that does not exist says nothing."""
+    """`x-shoal-class` reaches the planner; an unknown class is ignored."""
     server = serve()
     await server.call("POST", "/v1/embeddings", ASK, headers={"x-shoal-class": class_name})
     assert server.runner.contexts[0].traffic == traffic
@@ -222,7 +222,7 @@ async def test_class(class_name: str, traffic: str | None) -> None:
     ],
 )
 async def test_unknown_paths_and_methods(method: str, path: str, status: int) -> None:
-    """JSON in OpenAI's shape where nobody else owns the path, and no redirect anywhere."""
+    """JSON in OpenAI's format on paths without another owner, and no redirect anywhere."""
     answer = await serve().call(method, path)
     assert answer.status == status
     assert answer.headers["content-type"] == "application/json"
@@ -231,7 +231,7 @@ async def test_unknown_paths_and_methods(method: str, path: str, status: int) ->
 
 
 async def test_errors_are_rendered_by_the_owner_of_the_path() -> None:
-    """A wrong method, or a path below a known one, is answered in the dialect that lives there."""
+    """A wrong method, or a path below a known one, is answered in that path's dialect."""
     server = serve()
     answer = await server.call("GET", "/embed")
     assert (answer.status, answer.headers["allow"], answer.json()["error_type"]) == (405, "POST", "Validation")
@@ -271,22 +271,22 @@ class RecordingObserver(Observer):
     ],
 )
 async def test_every_request_is_counted_once(call: dict[str, Any], entries: list[str]) -> None:
-    """A request is refused, or accepted and finished; whoever turned it away, it is in the books exactly once."""
+    """A request is either rejected, or accepted and finished; it is counted exactly once, whatever rejected it."""
     observer = RecordingObserver()
     await serve(observer=observer).call("POST", **call)
-    await asyncio.sleep(0)  # what was counted is told behind the answer
+    await asyncio.sleep(0)  # the count is reported after the answer
     assert observer.entries == entries
 
 
 async def test_root_path() -> None:
-    """Behind a proxy that adds a prefix the table still sees the bare path."""
+    """Behind a proxy that adds a prefix, routes match without it."""
     answer = await serve().call("GET", "/ai/v1/models", root_path="/ai")
     assert answer.status == 200
 
 
 @pytest.mark.parametrize(("path", "body"), EMBEDDERS)
 async def test_bugs(path: str, body: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A bug is a 500 in the dialect: the log has the traceback under the request's id, the client only the id."""
+    """A bug is a 500 in the dialect: the log has the traceback with the request's id, the client only the id."""
     answer = await raising(ZeroDivisionError("secret")).call("POST", path, body)
     assert answer.status == 500
     assert b"secret" not in answer.body
@@ -296,14 +296,14 @@ async def test_bugs(path: str, body: Any, caplog: pytest.LogCaptureFixture) -> N
 
 
 async def test_security_header() -> None:
-    """No browser guesses at content types."""
+    """Browsers do not guess content types."""
     for path in ("/health", "/nowhere", "/v1/models"):
         assert (await serve().call("GET", path)).headers["x-content-type-options"] == "nosniff"
 
 
 @pytest.mark.parametrize(("path", "body"), EMBEDDERS)
-async def test_client_leaves_while_the_model_works(path: str, body: Any) -> None:
-    """The work is cancelled; nothing is left behind, and the caller of the app is not cancelled."""
+async def test_disconnect_during_the_work(path: str, body: Any) -> None:
+    """The work is cancelled; no task is left behind, and the caller of the app is not cancelled."""
     runner = RecordingRunner(release=asyncio.Event())
     server = serve(runner)
     exchange = Exchange([orjson.dumps(body)])
@@ -315,12 +315,12 @@ async def test_client_leaves_while_the_model_works(path: str, body: Any) -> None
     assert runner.cancelled == 1
     assert not request.cancelled()
     assert request.cancelling() == 0
-    await settled()
+    await run_pending_tasks()
     assert asyncio.all_tasks() == before
 
 
-async def test_client_leaves_while_it_sends() -> None:
-    """Half a body starts no work."""
+async def test_disconnect_during_the_body() -> None:
+    """An incomplete body starts no work."""
     server = serve()
     exchange = Exchange([b"{", b"}"])
     exchange._pieces.pop()
@@ -335,7 +335,7 @@ async def test_client_leaves_while_it_sends() -> None:
 
 
 async def test_slow_answers_leave_no_tasks() -> None:
-    """A request that outlives the patience of the watch, and is answered, leaves nothing behind either."""
+    """A request that outlasts the watch delay and is answered leaves no task behind."""
     runner = RecordingRunner(release=asyncio.Event())
     server = serve(runner)
     before = asyncio.all_tasks()
@@ -344,12 +344,12 @@ async def test_slow_answers_leave_no_tasks() -> None:
     assert runner.release is not None
     asyncio.get_running_loop().call_later(WATCH_DELAY_S * 2, runner.release.set)
     assert (await request).status == 200
-    await settled()
+    await run_pending_tasks()
     assert asyncio.all_tasks() == before
 
 
 async def test_cancellation_from_outside_passes() -> None:
-    """A server that stops cancels its requests; that is not taken for a client that left."""
+    """Cancellation by a stopping server is not taken for a disconnect."""
     runner = RecordingRunner(release=asyncio.Event())
     request = asyncio.create_task(serve(runner).call("POST", "/v1/embeddings", ASK))
     await runner.begun.wait()
@@ -360,7 +360,7 @@ async def test_cancellation_from_outside_passes() -> None:
 
 
 async def test_access_log(caplog: pytest.LogCaptureFixture) -> None:
-    """One record a request, with what an operator asks for; an input is never in it."""
+    """One record per request, with what operators need; never the input."""
     server = serve()
     with caplog.at_level(logging.INFO, logger="shoal.access"):
         await server.call("POST", "/v1/embeddings", {"input": ["secret", "b"], "model": "mini"})
@@ -376,20 +376,20 @@ async def test_access_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_probes_are_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
-    """What machines ask every few seconds does not fill the log, but can be seen."""
+    """Probes every few seconds do not fill the log, but are visible at debug."""
     server = serve(metrics=lambda: b"")
     paths = ["/health", "/health/live", "/health/ready", "/metrics"]
-    for level, seen in ((logging.INFO, []), (logging.DEBUG, paths)):
+    for level, expected_paths in ((logging.INFO, []), (logging.DEBUG, paths)):
         caplog.clear()
         with caplog.at_level(level, logger="shoal.access"):
             for path in paths:
                 await server.call("GET", path)
-        assert [record.__dict__["path"] for record in caplog.records if record.name == "shoal.access"] == seen
+        assert [record.__dict__["path"] for record in caplog.records if record.name == "shoal.access"] == expected_paths
         assert {record.levelno for record in caplog.records} <= {logging.DEBUG}
 
 
 async def test_fairness_counts_by_client() -> None:
-    """The key, else the trusted header, else the peer's address; an untrusted header says nothing."""
+    """The key, else the trusted header, else the peer's address; an untrusted header is ignored."""
     server = serve(api_key=("k1", "k2"), client_header="X-User")
     for key in ("k1", "k2", "k1"):
         headers = {"authorization": f"Bearer {key}", "x-user": "anna"}
@@ -408,7 +408,7 @@ async def test_fairness_counts_by_client() -> None:
 
 
 class Streamer:
-    """A surface of one route that streams, for what the others do not do yet."""
+    """A surface with one route, which streams."""
 
     name = "streamer"
     error = None
@@ -441,7 +441,7 @@ class Streamer:
 
 
 async def test_streams() -> None:
-    """Pieces go out as they come, under no length; HEAD sends none and still closes the source."""
+    """Pieces are sent as they come, without a length; HEAD sends none and still closes the source."""
     for method, text in (("GET", b"one two"), ("HEAD", b"")):
         streamer = Streamer()
         exchange = Exchange([b""])
@@ -451,12 +451,12 @@ async def test_streams() -> None:
         assert "content-length" not in answer.headers
 
 
-async def test_client_leaves_a_stream() -> None:
-    """The source of a stream is closed when its reader leaves, and nothing more is sent."""
+async def test_disconnect_during_a_stream() -> None:
+    """The stream's source is closed, and nothing more is sent."""
     streamer = Streamer(fail=True)
     exchange = Exchange([b""])
     request = asyncio.create_task(streamer.app()(request_scope("GET", "/stream", {}), exchange.receive, exchange.send))
-    await settled()
+    await run_pending_tasks()
     assert len(exchange.messages) == 2
     exchange.leave()
     await request
@@ -465,7 +465,7 @@ async def test_client_leaves_a_stream() -> None:
 
 
 async def test_a_stream_that_breaks(caplog: pytest.LogCaptureFixture) -> None:
-    """After the first byte an error cannot be told: the HTTP server gets it, and so ends the connection."""
+    """After the first byte no error can be sent, so the HTTP server gets it and closes the connection."""
 
     async def broken(request: Request) -> Reply:
         async def pieces() -> AsyncIterator[bytes]:
@@ -490,8 +490,8 @@ async def test_a_stream_that_breaks(caplog: pytest.LogCaptureFixture) -> None:
         ("websocket", ["connect"], ["websocket.close"]),
     ],
 )
-async def test_what_is_not_http(kind: str, events: list[str], answers: list[str]) -> None:
-    """Any ASGI server may start and stop the app, and a websocket is refused."""
+async def test_other_protocols(kind: str, events: list[str], answers: list[str]) -> None:
+    """Any ASGI server can start and stop the app; a websocket is rejected."""
     names = iter(events)
     sent: list[str] = []
 
@@ -505,7 +505,7 @@ async def test_what_is_not_http(kind: str, events: list[str], answers: list[str]
     assert sent == answers
 
 
-async def settled() -> None:
-    """Let every task that can go on do so."""
+async def run_pending_tasks() -> None:
+    """Let every task that can continue do so."""
     for _ in range(5):
         await asyncio.sleep(0)

@@ -14,7 +14,7 @@ from tests.surfaces.surface_kit import MODEL, serve
 
 
 async def test_health() -> None:
-    """Two bytes of text, as the oldest clients compare them; JSON for who asks for it by name."""
+    """Two bytes of text, as the oldest clients compare them; JSON if the client asks for it by name."""
     server = serve()
     answer = await server.call("GET", "/health", headers={"accept": "*/*"})
     assert (answer.status, answer.body, answer.headers["content-type"]) == (200, b"ok", "text/plain; charset=utf-8")
@@ -23,20 +23,20 @@ async def test_health() -> None:
 
 
 async def test_head() -> None:
-    """HEAD answers as GET, without the body."""
+    """HEAD answers like GET, without the body."""
     answer = await serve().call("HEAD", "/health")
     assert (answer.status, answer.body, answer.headers["content-length"]) == (200, b"", "2")
 
 
 async def test_ready() -> None:
-    """200 when every model can answer."""
+    """200 if every model can answer."""
     answer = await serve().call("GET", "/health/ready")
     assert (answer.status, answer.json()["status"]) == (200, "ready")
 
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_one_model_cannot_answer(fails: bool) -> None:
-    """Not ready, and for each model why; but still healthy, since another one answers."""
+    """Not ready, with the reason for each model; still healthy, because another one answers."""
     server = serve()
     other = Model(name="other")
     server.gateway.registry.add(other)
@@ -51,7 +51,7 @@ async def test_one_model_cannot_answer(fails: bool) -> None:
 
 
 async def test_no_model_can_answer() -> None:
-    """503 from /health as well, with the reason as text or JSON; the process is alive all the same."""
+    """503 from /health as well, with the reason as text or JSON; the process is still live."""
     server = serve()
     server.gateway.registry.remove(server.model)
     server.gateway.registry.add(Model(name="slow"))
@@ -62,8 +62,8 @@ async def test_no_model_can_answer() -> None:
     assert (await server.call("GET", "/health/live")).body == b"ok"
 
 
-async def test_a_model_whose_work_has_ended() -> None:
-    """A loaded model that can no longer answer is no health and no readiness, and no list calls it loaded."""
+async def test_a_loaded_model_that_cannot_answer() -> None:
+    """It makes the server unhealthy and not ready, and no list calls it loaded."""
     server = serve()
     server.runner.able = False
     answer = await server.call("GET", "/health")
@@ -83,7 +83,7 @@ async def test_a_model_whose_work_has_ended() -> None:
 
 
 async def test_a_sleeping_model_can_answer() -> None:
-    """It wakes for a request, so that the server is healthy and ready."""
+    """It wakes for a request, so the server is healthy and ready."""
     server = serve()
     server.model.is_sleeping = True
     server.model.transition("unload")
@@ -97,8 +97,8 @@ async def test_a_sleeping_model_can_answer() -> None:
     assert (await server.call("GET", "/health/ready")).json()["models"] == {MODEL: "loading: compiling"}
 
 
-async def test_a_server_that_is_waited_for() -> None:
-    """Not ready, with the reason under the name that it was given."""
+async def test_a_pending_source() -> None:
+    """Not ready, with the reason under the source's name."""
     server = serve()
     server.gateway.pending_sources["triton://gpu:8001"] = "connection refused"
     answer = await server.call("GET", "/health/ready")
@@ -108,7 +108,7 @@ async def test_a_server_that_is_waited_for() -> None:
 
 
 async def test_draining() -> None:
-    """Not ready, but alive."""
+    """Not ready, but live."""
     server = serve()
     server.gateway.draining = True
     answer = await server.call("GET", "/health/ready")
@@ -117,7 +117,7 @@ async def test_draining() -> None:
 
 
 async def test_metrics() -> None:
-    """What the app renders, in Prometheus' text format; without a source there is no such route."""
+    """The app's metrics in Prometheus' text format; without a source the route does not exist."""
     answer = await serve(metrics=lambda: b"shoal_up 1\n").call("GET", "/metrics")
     assert (answer.status, answer.body) == (200, b"shoal_up 1\n")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -142,22 +142,22 @@ PROMETHEUS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.
         ("json", "?format=prometheus", None, False),
     ],
 )
-async def test_which_metrics(default: Any, query: str, accept: str | None, json: bool) -> None:
-    """The query decides, then a type that is named, then the preset."""
+async def test_metrics_format(default: Any, query: str, accept: str | None, json: bool) -> None:
+    """The query decides, then a named type, then the preset."""
     server = serve(metrics=lambda: b"shoal_up 1\n", metrics_default=default)
     answer = await server.call("GET", f"/metrics{query}", headers={} if accept is None else {"accept": accept})
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("application/json" if json else "text/plain")
 
 
-async def test_a_strange_form_of_metrics() -> None:
-    """400, naming the forms."""
+async def test_unknown_metrics_format() -> None:
+    """400."""
     answer = await serve(metrics=lambda: b"").call("GET", "/metrics?format=xml")
     assert (answer.status, answer.json()["error"]["param"]) == (400, "format")
 
 
 async def test_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the gateway knows of its models, as Triton's clients write ModelStatistics."""
+    """The gateway's statistics of its models, in the JSON that Triton's clients write for ModelStatistics."""
     server = serve(metrics=lambda: b"")
 
     async def statistics() -> list[ModelStats]:
@@ -172,7 +172,8 @@ async def test_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("query", ["", "?format=json"])
 async def test_names_of_statistics(monkeypatch: pytest.MonkeyPatch, query: str) -> None:
-    """In inference-server's place they are those that its models have in Triton, but for who asks for JSON by name."""
+    """In inference-server's format, statistics have the models' Triton names, unless the client asks for JSON by
+    name."""
     server = serve(metrics=lambda: b"", metrics_default="json")
     names = ["org/m", "ViT-B-32/laion/text_encoder"]
 
@@ -180,18 +181,18 @@ async def test_names_of_statistics(monkeypatch: pytest.MonkeyPatch, query: str) 
         return [ModelStats(name=name) for name in names]
 
     monkeypatch.setattr(server.gateway, "statistics", statistics)
-    found = [each["name"] for each in (await server.call("GET", f"/metrics{query}")).json()["model_stats"]]
-    assert found == (names if query else ["org_m", "ViT-B-32_laion_text_encoder"])
+    reported = [each["name"] for each in (await server.call("GET", f"/metrics{query}")).json()["model_stats"]]
+    assert reported == (names if query else ["org_m", "ViT-B-32_laion_text_encoder"])
 
 
 async def test_statistics_of_a_real_gateway() -> None:
-    """A model that was asked has its requests counted, whatever runs it."""
+    """The model's requests are counted, whatever runs it."""
     answer = await serve(metrics=lambda: b"").call("GET", "/metrics", headers={"accept": "application/json"})
     assert [each["name"] for each in answer.json()["model_stats"]] == [MODEL]
 
 
 async def test_health_of_other_servers() -> None:
-    """triton-openai has it under /v1 as well; inference-server answers an object, to whoever names no type."""
+    """triton-openai has it under /v1 as well; inference-server answers an object if the client names no type."""
     server = serve(metrics_default="json")
     for path in ("/health", "/v1/health"):
         assert (await serve().call("GET", path)).body == b"ok"

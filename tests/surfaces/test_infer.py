@@ -23,7 +23,7 @@ async def say(life: Living, path: str, **fields: Any) -> Any:
 
 
 async def test_load() -> None:
-    """The second time the same model is said to be loaded already; then it embeds."""
+    """A second load reports that the model is already loaded; then it embeds."""
     async with living() as life:
         loaded = {"message": f"Model {OTHER} loaded successfully."}
         assert await say(life, "/load_sentence_transformer_model", model_name=OTHER) == loaded
@@ -34,7 +34,7 @@ async def test_load() -> None:
 
 
 async def test_unload() -> None:
-    """An unloaded model is gone for those who ask it; unloading it again is no error."""
+    """An unloaded model cannot be used; unloading it again is no error."""
     async with living() as life:
         unloaded = {"message": f"Model {MODEL} with checkpoint None unloaded successfully."}
         assert await say(life, "/unload_model", model_name=MODEL) == unloaded
@@ -45,7 +45,7 @@ async def test_unload() -> None:
 
 
 async def test_delete() -> None:
-    """It is unloaded first; deleting what does not exist says the same, as the original does."""
+    """The model is unloaded first; deleting a missing one gives the same message, like the original."""
     async with living() as life:
         deleted = {"message": f"Model {MODEL} with checkpoint laion2b deleted successfully."}
         assert await say(life, "/delete_model", model_name=MODEL, pretrained="laion2b") == deleted
@@ -53,7 +53,7 @@ async def test_delete() -> None:
         assert await say(life, "/delete_model", model_name=MODEL, pretrained="laion2b") == deleted
 
 
-async def test_what_shoal_did_not_make_is_not_deleted() -> None:
+async def test_models_of_others_are_not_deleted() -> None:
     """403 with the reason."""
     async with living() as life:
         answer = await life.manage("POST", "/delete_model", {"model_name": FOREIGN})
@@ -61,7 +61,7 @@ async def test_what_shoal_did_not_make_is_not_deleted() -> None:
         assert answer.json() == {"detail": f"{FOREIGN} was not made by Shoal: delete it where it was made"}
 
 
-async def test_what_may_be_chosen_about_a_load() -> None:
+async def test_load_options() -> None:
     """Backend and text_in reach the loader."""
     async with living() as life:
         await say(life, "/load_sentence_transformer_model", model_name=OTHER, backend="triton", text_in=True)
@@ -78,7 +78,7 @@ async def test_what_may_be_chosen_about_a_load() -> None:
     ],
 )
 async def test_a_load_that_fails(error: Any, status: int) -> None:
-    """The true reason is the detail, and another try begins anew."""
+    """The reason is the detail, and another attempt starts again."""
     async with living(Scripted(error=error)) as life:
         for _ in range(2):
             answer = await life.manage("POST", "/load_sentence_transformer_model", {"model_name": OTHER})
@@ -88,7 +88,7 @@ async def test_a_load_that_fails(error: Any, status: int) -> None:
 
 
 async def test_two_loads_of_one_name_join() -> None:
-    """Both are told of success, and the loader was asked once."""
+    """Both succeed, and the model is opened once."""
     loader = Scripted(hold=asyncio.Event())
     async with living(loader) as life:
         body = {"model_name": OTHER}
@@ -98,11 +98,11 @@ async def test_two_loads_of_one_name_join() -> None:
         loader.hold.set()
         answers = await asyncio.gather(*tasks)
         assert [answer.json()["message"] for answer in answers] == [f"Model {OTHER} loaded successfully."] * 2
-        assert [what for what, _ in loader.touched].count("open") == 1
+        assert [step for step, _ in loader.touched].count("open") == 1
 
 
 async def test_lists() -> None:
-    """The loaded ones by name; all of them with their state, also those that Shoal did not make."""
+    """Loaded models by name; all models with their state, also those that Shoal did not create."""
     entries = [
         Entry(name=MODEL, source=f"hf:{MODEL}", backend="local"),
         Entry(name=OTHER, source=f"hf:{OTHER}", backend="local"),
@@ -119,7 +119,6 @@ async def test_lists() -> None:
 
 
 async def test_a_failed_model_is_listed_with_its_reason() -> None:
-    """Nobody has to look into a log."""
     async with living(Scripted(error=SourceError("no such model"))) as life:
         await life.manage("POST", "/load_sentence_transformer_model", {"model_name": OTHER})
         models = (await life.call("GET", "/repository_models")).json()["models"]
@@ -127,7 +126,7 @@ async def test_a_failed_model_is_listed_with_its_reason() -> None:
 
 
 async def test_infer_text() -> None:
-    """One text or many, always two-dimensional, with the time it took."""
+    """One text or many: always two-dimensional, with the time in milliseconds."""
     server = serve()
     for text, vectors in (("ab", [vector("ab")]), (["ab", "", "c"], [vector("ab"), vector(""), vector("c")])):
         answer = await server.call("POST", "/infer_text", {"model_name": MODEL, "text": text})
@@ -138,7 +137,7 @@ async def test_infer_text() -> None:
 
 
 async def test_infer() -> None:
-    """Only the side that was asked for is there."""
+    """The answer has only the requested side."""
     answer = await serve().call("POST", "/infer", {"model_name": "mini", "text": ["ab"], "image": None})
     assert list(answer.json()) == ["text_embeddings", "processingTimeMs"]
     assert answer.json()["text_embeddings"] == [vector("ab")]
@@ -147,7 +146,7 @@ async def test_infer() -> None:
 @pytest.mark.parametrize("key", ["model_name", "name"])
 @pytest.mark.parametrize("dimensions", ["n_dims", "nDims"])
 async def test_other_names_of_fields(key: str, dimensions: str) -> None:
-    """The keys of the original's later versions mean the same."""
+    """The field names of the original's later versions work, too."""
     server = serve()
     body = {key: MODEL, "text": "ab", "normalize": False, dimensions: 2}
     assert (await server.call("POST", "/infer_text", body)).status == 200
@@ -182,7 +181,7 @@ async def test_other_names_of_fields(key: str, dimensions: str) -> None:
     ],
 )
 async def test_refused(path: str, body: Any, detail: str) -> None:
-    """400 with one text, and no model was asked."""
+    """400 with one message, and no model is called."""
     server = serve()
     answer = await server.call("POST", path, body)
     assert (answer.status, answer.json()) == (400, {"detail": detail})
@@ -190,7 +189,7 @@ async def test_refused(path: str, body: Any, detail: str) -> None:
 
 
 async def test_a_model_that_does_not_embed() -> None:
-    """Said in the original's words."""
+    """The original's message."""
     facts = ModelFacts(source="fake", backend="fake", tasks=("generate",))
     answer = await serve(RecordingRunner(facts=facts)).call("POST", "/infer_text", {"model_name": MODEL, "text": "a"})
     detail = f"Model {MODEL} with checkpoint None does not support text inference."
@@ -231,14 +230,14 @@ MISSING = {"type": "missing", "msg": "Field required"}
         (7, {"type": "model_attributes_type", "loc": ["body"], "msg": "Expected `object`, got `int`", "input": 7}),
     ],
 )
-async def test_bodies_that_do_not_fit(body: Any, problem: dict[str, Any]) -> None:
-    """422 in FastAPI's shape: what is wrong, where, and what was there if it is short."""
+async def test_invalid_bodies(body: Any, problem: dict[str, Any]) -> None:
+    """422 in FastAPI's format: error, location, and the value if it is short."""
     answer = await serve().call("POST", "/infer_text", body)
     assert (answer.status, answer.json()) == (422, {"detail": [problem]})
 
 
 @pytest.mark.parametrize(
-    ("fields", "at", "found"),
+    ("fields", "at", "value"),
     [
         ({"n_dims": 0}, ["n_dims"], 0),
         ({"model_name": 5}, ["model_name"], 5),
@@ -249,16 +248,16 @@ async def test_bodies_that_do_not_fit(body: Any, problem: dict[str, Any]) -> Non
         ({"model_name": None}, ["model_name"], None),
     ],
 )
-async def test_what_was_there_in_a_large_body(fields: dict[str, Any], at: list[Any], found: Any) -> None:
-    """As of a small one, unless the field itself is large."""
+async def test_the_value_in_a_large_body(fields: dict[str, Any], at: list[Any], value: Any) -> None:
+    """It is echoed like that of a small body, unless the field itself is large."""
     body = {"model_name": MODEL, "text": "a" * 70_000, **fields}
     answer = await serve().call("POST", "/infer_text", body)
     (problem,) = answer.json()["detail"]
-    assert (answer.status, problem["loc"], problem["input"]) == (422, ["body", *at], found)
+    assert (answer.status, problem["loc"], problem["input"]) == (422, ["body", *at], value)
 
 
-async def test_a_large_body_that_lacks_a_field_or_is_broken_behind_the_fault() -> None:
-    """Nothing is shown of either."""
+async def test_a_large_body_without_a_value_to_echo() -> None:
+    """A missing field or a body broken after the error: the value is null."""
     for body in (
         b'{"x":"%b"}' % (b"a" * 70_000),
         b'{"n_dims":0,"x":"%b' % (b"a" * 70_000),
@@ -273,7 +272,7 @@ async def test_a_large_body_that_lacks_a_field_or_is_broken_behind_the_fault() -
     [b"", b"{", b'{"model_name":5,', b"\xff", b'{"x":' + b"[" * 200_000, b'{"name":"a","x":' + b"[" * 300 + b"]" * 300],
 )
 async def test_bodies_that_are_not_json(body: bytes) -> None:
-    """422 as well, whatever the bytes are."""
+    """422, whatever the bytes are."""
     answer = await serve().call("POST", "/infer_text", body=body)
     assert answer.status == 422
     (problem,) = answer.json()["detail"]
@@ -281,20 +280,20 @@ async def test_bodies_that_are_not_json(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("depth", [200, 250, 252, 254, 400])
-async def test_nesting_is_echoed_or_left_out(depth: int) -> None:
-    """What was there is told as deep as an answer can be written."""
+async def test_nested_values(depth: int) -> None:
+    """A nested value is echoed only as deep as JSON can be written."""
     body = b'{"model_name":"a","text":' + b"[" * depth + b"]" * depth + b"}"
     assert (await serve().call("POST", "/infer_text", body=body)).status == 422
 
 
 async def test_errors_of_the_model() -> None:
-    """A text under `detail`, with a status that says whose fault it is."""
+    """A text in `detail`, with a status that shows the cause."""
     answer = await raising(TransportFailed("gone")).call("POST", "/infer_text", {"model_name": MODEL, "text": "a"})
     assert (answer.status, answer.json()) == (502, {"detail": "gone"})
 
 
 async def test_a_server_of_fixed_models() -> None:
-    """Without a lifecycle the lists work, and changes say why they do not."""
+    """Without a lifecycle the lists work, and changes are rejected with the reason."""
     server = serve()
     assert (await server.call("GET", "/loaded_models")).json() == {"models": [MODEL]}
     assert (await server.call("GET", "/repository_models")).json() == {"models": [{"name": MODEL, "state": "READY"}]}
@@ -302,8 +301,8 @@ async def test_a_server_of_fixed_models() -> None:
     assert (answer.status, "fixed set of models" in answer.json()["detail"]) == (400, True)
 
 
-async def test_a_large_body_with_a_name() -> None:
-    """The other spelling of the model's name counts in large bodies as in small ones, wherever it stands."""
+async def test_a_large_body_with_the_alias_name() -> None:
+    """`name` works in large bodies, too, at any position."""
     answer = await serve().call("POST", "/infer_text", {"text": ["a" * 100_000, "b"], "name": MODEL})
     assert answer.status == 200
     assert len(answer.json()["embedding"]) == 2

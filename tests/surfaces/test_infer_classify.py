@@ -1,4 +1,4 @@
-"""/classify_image, and what may be asked of a model by its name."""
+"""/classify_image, and facts of a model by its name."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from shoal.core.lifecycle.lifecycle import Entry
 from shoal.specs import ContrastSpec
 from shoal.types import Image
 from tests.surfaces.family_kit import CLASSIFIER, CLIP, DIMENSION, EMBEDDER, SPLADE, family
+from tests.surfaces.image_form_kit import BLUE, RED, close, inline, wanted
 from tests.surfaces.life_kit import OTHER, Scripted, living
-from tests.surfaces.picture_kit import BLUE, RED, close, inline, wanted
 from tests.surfaces.surface_kit import MODEL
 
-PICTURES = {"modalities": ("text", "image")}
+IMAGES = {"modalities": ("text", "image")}
 
 
-def logits(pictures: list[bytes], labels: list[str]) -> Any:
-    cosine = np.array([wanted(each) for each in pictures]) @ np.array([wanted(each) for each in labels]).T
+def logits(images: list[bytes], labels: list[str]) -> Any:
+    cosine = np.array([wanted(each) for each in images]) @ np.array([wanted(each) for each in labels]).T
     return 10.0 * cosine
 
 
 @pytest.mark.parametrize("key", ["model_name", "name"])
 async def test_labels_of_the_request(key: str) -> None:
-    """Of each picture a softmax over the labels, of the scaled cosine."""
+    """For each image a softmax of the scaled cosine over the labels."""
     labels = ["a cat", "a dog", "red"]
     async with family(CLIP) as server:
         body = {key: CLIP, "image": [inline(RED), inline(BLUE)], "labels": labels}
@@ -38,8 +38,8 @@ async def test_labels_of_the_request(key: str) -> None:
         assert "x-shoal-batch-size" in answer.headers
 
 
-async def test_a_model_that_judges_each_label_alone() -> None:
-    """Sigmoid, with the bias of the model."""
+async def test_a_sigmoid_model() -> None:
+    """Sigmoid, with the model's bias."""
     scoring = ContrastSpec(scale=10.0, bias=-8.0, activation="sigmoid")
     async with family(CLIP, facts={"contrast": scoring}) as server:
         body = {"name": CLIP, "image": inline(RED), "labels": ["a cat", "a dog"]}
@@ -48,8 +48,8 @@ async def test_a_model_that_judges_each_label_alone() -> None:
 
 
 async def test_labels_of_the_model() -> None:
-    """One probability for each, in their order."""
-    async with family(CLASSIFIER, facts=PICTURES) as server:
+    """One probability per label of the model, in order."""
+    async with family(CLASSIFIER, facts=IMAGES) as server:
         answer = await server.call(
             "POST", "/classify_image", {"name": CLASSIFIER, "image": [inline(RED), inline(BLUE)]}
         )
@@ -69,19 +69,19 @@ REFUSED: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("model", "more", "detail"), REFUSED)
 async def test_models_that_cannot(model: str, more: Any, detail: str) -> None:
-    """In the original's words, and a next step where there is one."""
+    """The original's message, and a next step if there is one."""
     async with family(CLIP, EMBEDDER, CLASSIFIER) as server:
         answer = await server.call("POST", "/classify_image", {"model_name": model, "image": "x", **more})
         assert (answer.status, answer.json()) == (400, {"detail": f"Model {model} with checkpoint None {detail}"})
 
 
-async def test_models_of_pictures_that_cannot() -> None:
-    """Labels are for models that compare; without them, vectors are no classes."""
+async def test_image_models_that_cannot() -> None:
+    """Labels require a model that compares images with texts; without labels, a classifier is required."""
     for model, body, detail in (
         (CLASSIFIER, {"labels": ["a"]}, "does not compare images with texts; omit `labels`"),
         (EMBEDDER, {}, "is not a classification model."),
     ):
-        async with family(model, facts={**PICTURES, "contrast": None}) as server:
+        async with family(model, facts={**IMAGES, "contrast": None}) as server:
             answer = await server.call("POST", "/classify_image", {"name": model, "image": inline(RED), **body})
             assert (answer.status, detail in answer.json()["detail"]) == (400, True)
 
@@ -107,7 +107,7 @@ async def test_refused(more: Any, detail: str) -> None:
 
 
 async def test_a_large_body_of_labels() -> None:
-    """Read in turns, and no further than labels count."""
+    """It is read in slices, and only up to the limit."""
     async with family(CLIP, max_inputs=64) as server:
         body = {"name": CLIP, "image": inline(RED), "labels": ["a" * 20] * 20_000}
         answer = await server.call("POST", "/classify_image", body)
@@ -115,7 +115,7 @@ async def test_a_large_body_of_labels() -> None:
 
 
 async def test_labels_by_name() -> None:
-    """Of a classifier."""
+    """Only classifiers have labels."""
     async with family(CLASSIFIER, EMBEDDER) as server:
         answer = await server.call("GET", f"/model_classification_labels?name={CLASSIFIER}")
         assert (answer.status, answer.json()) == (200, {"labels": ["LABEL_0", "LABEL_1", "LABEL_2"]})
@@ -124,7 +124,7 @@ async def test_labels_by_name() -> None:
 
 
 async def test_size_by_name() -> None:
-    """Of an embedder, by either spelling of the parameter."""
+    """Only embedders have a size; both spellings of the parameter work."""
     async with family(CLASSIFIER, EMBEDDER, SPLADE) as server:
         for name in ("name", "model_name"):
             answer = await server.call("GET", f"/model_embedding_size?{name}={EMBEDDER}")
@@ -137,8 +137,8 @@ async def test_size_by_name() -> None:
 
 
 @pytest.mark.parametrize("path", ["/model_classification_labels", "/model_embedding_size"])
-async def test_names_that_are_not_there(path: str) -> None:
-    """404 for what nobody has, 400 for what is stored and not loaded, 422 for no name at all, as for a bad body."""
+async def test_unknown_names(path: str) -> None:
+    """404 for an unknown model, 400 for one that is stored but not loaded, 422 for no name."""
     async with living(Scripted(listed=[Entry(name=OTHER, source=f"hf:{OTHER}", backend="local")])) as life:
         answer = await life.call("GET", f"{path}?name=nobody")
         detail = "Model nobody does not exist in the repository; see GET /repository_models."
@@ -155,7 +155,7 @@ async def test_names_that_are_not_there(path: str) -> None:
 
 
 async def test_errors_of_a_comparison() -> None:
-    """They say which of the labels or pictures it was."""
+    """They name the label or image at fault."""
     async with family(CLIP) as server:
         body = {"name": CLIP, "image": inline(RED), "labels": ["a", "nan-item"]}
         answer = await server.call("POST", "/classify_image", body)

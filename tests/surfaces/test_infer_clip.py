@@ -1,4 +1,4 @@
-"""Models of texts and pictures by the pair of names that open_clip gives them, and the original's README."""
+"""Image-text models by open_clip's pair of model and checkpoint, and the requests in the original's README."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shoal.http.fetching.allowed import FetchPolicy
 from shoal.http.fetching.fetcher import Fetcher
 from shoal.surfaces import ImageReader
 from tests.surfaces.family_kit import DIMENSION, facts_of
+from tests.surfaces.image_form_kit import BLUE, RED, close, inline, wanted
 from tests.surfaces.life_kit import OTHER, Living, Scripted, living
-from tests.surfaces.picture_kit import BLUE, RED, close, inline, wanted
 from tests.surfaces.surface_kit import MODEL
 from tests.unit.core.lanes import make_lane
 from tests.unit.http.fetching.kit import Names, http, url, web
@@ -28,7 +28,7 @@ LOADED = {"message": f"{TITLE} loaded successfully."}
 
 
 class Clips(Scripted):
-    """A loader of models that take pictures, where the name says so."""
+    """A loader whose models accept images if their name says so."""
 
     async def open(self, plan: Plan, report: ProgressReporter) -> Runner:
         if NAME not in plan.name:
@@ -47,13 +47,12 @@ async def say(life: Living, path: str, **fields: Any) -> Any:
 
 
 async def test_the_readme_of_the_original() -> None:
-    """Its requests as printed, but for the host of the pictures: load, infer three texts and two pictures, unload,
-    delete."""
+    """Its requests as printed, except for the images' host: load, infer three texts and two images, unload, delete."""
     async with web() as first, web() as second:
         first.answer, second.answer = http(RED), http(BLUE)
         allowed = FetchPolicy.parse(f"images.test:{first.port},images.test:{second.port}")
-        pictures = ImageReader(Fetcher(allowed, resolver=Names(["127.0.0.1"])))
-        async with living(Clips(), pictures=pictures) as life:
+        reader = ImageReader(Fetcher(allowed, resolver=Names(["127.0.0.1"])))
+        async with living(Clips(), image_reader=reader) as life:
             assert await say(life, "/load_clip_model", model_name="ViT-B-32", pretrained="laion2b_s34b_b79k") == LOADED
             texts = ["I am a sentence.", "I am another sentence.", "I am a third sentence."]
             body = {
@@ -75,7 +74,7 @@ async def test_the_readme_of_the_original() -> None:
 
 
 async def test_load() -> None:
-    """Under the name of the pair; the second time it is said to be loaded already. Both lists show it."""
+    """The pair is the name; a second load reports that it is already loaded. Both lists show it."""
     async with living(Clips(listed=[Entry(name=PAIR, source=f"hf:{PAIR}", backend="local")])) as life:
         assert await say(life, "/load_clip_model", **CHAT_BODY) == LOADED
         assert await say(life, "/load_clip_model", **CHAT_BODY) == {"message": f"{TITLE} is already loaded."}
@@ -86,7 +85,7 @@ async def test_load() -> None:
 
 @pytest.mark.parametrize("pretrained", [{}, {"pretrained": None}, {"pretrained": ""}])
 async def test_load_without_a_checkpoint(pretrained: Any) -> None:
-    """The name is the model's own, and the message says None, as the original's does."""
+    """The model has its own name, and the message says None, like the original's."""
     async with living(Clips()) as life:
         loaded = {"message": f"Model {OTHER} with checkpoint {pretrained.get('pretrained')} loaded successfully."}
         assert await say(life, "/load_clip_model", model_name=OTHER, **pretrained) == loaded
@@ -94,8 +93,8 @@ async def test_load_without_a_checkpoint(pretrained: Any) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["hf-hub:", "hf_hub:"])
-async def test_names_of_repositories_as_open_clip_writes_them(prefix: str) -> None:
-    """The word before the name of a repository is not a part of it, wherever a model is named."""
+async def test_open_clip_prefixes(prefix: str) -> None:
+    """The prefix is not part of the repository's name, on every route."""
     async with living(Clips()) as life:
         await say(life, "/load_clip_model", model_name=prefix + OTHER)
         assert life.lifecycle.jobs()[-1].model == OTHER
@@ -106,7 +105,7 @@ async def test_names_of_repositories_as_open_clip_writes_them(prefix: str) -> No
 
 
 async def test_a_model_of_any_kind() -> None:
-    """/load_model is the newer path, where the kind of library is told and not needed; a checkpoint may be named."""
+    """/load_model, the newer path, accepts any library name; a checkpoint is optional."""
     async with living(Clips()) as life:
         loaded = {"message": f"Model {OTHER} loaded successfully."}
         assert await say(life, "/load_model", name=OTHER, library="sentence_transformers", backend="triton") == loaded
@@ -118,16 +117,16 @@ async def test_a_model_of_any_kind() -> None:
 
 
 @pytest.mark.parametrize("names", [(NAME, "a/b"), ("org/name", "c"), (NAME, ".."), ("..", CHECKPOINT), (NAME, "ä")])
-async def test_pairs_that_name_no_model(names: tuple[str, str]) -> None:
-    """400, before anything is looked for."""
+async def test_invalid_pairs(names: tuple[str, str]) -> None:
+    """400, before anything is looked up."""
     async with living(Clips()) as life:
         answer = await life.manage("POST", "/load_clip_model", {"model_name": names[0], "pretrained": names[1]})
         assert (answer.status, "is not a model's name" in answer.json()["detail"]) == (400, True)
         assert life.loader.touched == []
 
 
-async def test_only_an_admin_loads() -> None:
-    """With the key for it, on both new paths."""
+async def test_only_admins_load() -> None:
+    """Both new paths require the admin key."""
     async with living(Clips(), api_key=("k",), admin_key=("a",)) as life:
         for path in ("/load_clip_model", "/load_model"):
             assert (await life.manage("POST", path, CHAT_BODY)).status == 401
@@ -137,8 +136,8 @@ async def test_only_an_admin_loads() -> None:
         assert answer.status == 200
 
 
-async def test_the_pair_is_another_model_than_the_name() -> None:
-    """Each request goes to the one that it names; a checkpoint that is served under the bare name alone is that."""
+async def test_the_pair_and_the_name_are_different_models() -> None:
+    """Each request uses the model that it names; if only the bare name is served, it stands for every checkpoint."""
     async with living(Clips()) as life:
         await say(life, "/load_clip_model", **CHAT_BODY)
         body = {"image": inline(RED)}
@@ -155,8 +154,8 @@ async def test_the_pair_is_another_model_than_the_name() -> None:
         assert (await life.call("GET", "/loaded_models")).json() == {"models": [MODEL]}
 
 
-async def test_what_is_not_loaded_is_deleted_as_the_pair() -> None:
-    """Its files are known by that name; without any, the bare name is meant."""
+async def test_delete_a_model_that_is_not_loaded() -> None:
+    """The pair's files are deleted; without any, the bare name is meant."""
     entries = [Entry(name=PAIR, source=f"hf:{PAIR}", backend="local")]
     async with living(Clips(listed=entries)) as life:
         await say(life, "/delete_model", **CHAT_BODY)

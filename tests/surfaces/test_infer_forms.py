@@ -1,4 +1,4 @@
-"""Pictures as files of a form: what a browser, curl -F or a Python client uploads."""
+"""Images as files of a form, as browsers, curl -F and Python clients upload them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.surfaces import ImageReader
 from tests.surfaces.family_kit import CLIP, EMBEDDER, family
-from tests.surfaces.picture_kit import BLUE, BOUNDARY, FORM, RED, File, close, form, inline, wanted
+from tests.surfaces.image_form_kit import BLUE, BOUNDARY, FORM, RED, File, close, form, inline, wanted
 from tests.surfaces.surface_kit import Answer
 from tests.unit.http.fetching.kit import fetcher, http, url, web
 
@@ -27,15 +27,15 @@ async def upload(
 
 
 async def test_files() -> None:
-    """One or several, in their order."""
-    for files, pictures in (([A], [RED]), ([B, A, B], [BLUE, RED, BLUE])):
+    """One or several files, in order."""
+    for files, expected in (([A], [RED]), ([B, A, B], [BLUE, RED, BLUE])):
         answer = await upload("/infer_image", ("model_name", CLIP), *(("image", file) for file in files))
         assert answer.status == 200, answer.body
-        close(answer.json()["embedding"], [wanted(picture) for picture in pictures])
+        close(answer.json()["embedding"], [wanted(each) for each in expected])
 
 
 async def test_files_and_texts_with_options() -> None:
-    """Each field of the JSON is a field of the form, repeated where it is a list."""
+    """Each JSON field is a form field, repeated for lists."""
     fields: list[tuple[str, str | File]] = [
         ("name", CLIP),
         ("text", "a cat"),
@@ -53,8 +53,8 @@ async def test_files_and_texts_with_options() -> None:
     assert list(answer.json()) == ["text_embeddings", "processingTimeMs"]
 
 
-async def test_fields_that_are_no_files() -> None:
-    """A picture may be the text that JSON would hold, beside files; their order is that of the form."""
+async def test_images_as_texts() -> None:
+    """An image may also be a text, as in JSON, next to files; the form's order is kept."""
     async with web() as host:
         host.answer = http(BLUE)
         answer = await upload(
@@ -65,7 +65,7 @@ async def test_fields_that_are_no_files() -> None:
             ("image", url(host)),
             ("image", A),
             ("image_download_headers", '{"x-token": "t"}'),
-            pictures=ImageReader(fetcher(host)),
+            image_reader=ImageReader(fetcher(host)),
         )
         assert answer.status == 200, answer.body
         close(answer.json()["embedding"], [wanted(each) for each in (RED, BLUE, BLUE, RED)])
@@ -73,7 +73,7 @@ async def test_fields_that_are_no_files() -> None:
 
 
 async def test_labels() -> None:
-    """A field for each."""
+    """One field per label."""
     fields: list[tuple[str, str | File]] = [("model_name", CLIP), ("image", A), ("labels", "cat"), ("labels", "dog")]
     answer = await upload("/classify_image", *fields)
     assert [len(row) for row in answer.json()["probabilities"]] == [2]
@@ -100,13 +100,13 @@ async def test_labels() -> None:
         ),
     ],
 )
-async def test_forms_that_do_not_fit(path: str, fields: Any, problem: dict[str, Any]) -> None:
-    """422 in the shape of all other bodies: which field it is."""
+async def test_invalid_forms(path: str, fields: Any, problem: dict[str, Any]) -> None:
+    """422 in the format of all other bodies, naming the field."""
     answer = await upload(path, *fields)
     assert answer.status == 422, answer.body
-    (found,) = answer.json()["detail"]
-    assert set(found) == {"type", "loc", "msg", "input"}
-    assert problem.items() <= found.items()
+    (error,) = answer.json()["detail"]
+    assert set(error) == {"type", "loc", "msg", "input"}
+    assert problem.items() <= error.items()
 
 
 @pytest.mark.parametrize(
@@ -114,15 +114,14 @@ async def test_forms_that_do_not_fit(path: str, fields: Any, problem: dict[str, 
     [("normalize", "maybe", "bool_type"), ("n_dims", "many", "int_type"), ("n_dims", "0", "int_type")],
 )
 async def test_values_of_the_wrong_type(name: str, value: str, kind: str) -> None:
-    """Texts of a form are read as what the field wants, or refused."""
+    """A form's texts are converted to the field's type, or rejected."""
     answer = await upload("/infer_image", ("model_name", CLIP), ("image", A), (name, value))
     assert answer.status == 422
-    (found,) = answer.json()["detail"]
-    assert (found["loc"], found["type"]) == (["body", name], kind)
+    (error,) = answer.json()["detail"]
+    assert (error["loc"], error["type"]) == (["body", name], kind)
 
 
-async def test_a_form_without_a_picture() -> None:
-    """Missing where it is needed."""
+async def test_a_form_without_an_image() -> None:
     answer = await upload("/infer_image", ("model_name", CLIP))
     assert (answer.status, answer.json()["detail"][0]["loc"]) == (422, ["body", "image"])
     answer = await upload("/infer", ("model_name", CLIP))
@@ -140,15 +139,15 @@ async def test_a_form_without_a_picture() -> None:
     ],
 )
 async def test_broken_forms(path: str, body: bytes, headers: Any, message: str) -> None:
-    """422, and the kind says that it is the form."""
+    """422, with a type that names the form."""
     answer = await upload(path, body=body, headers=headers)
     assert answer.status == 422, answer.body
-    (found,) = answer.json()["detail"]
-    assert (found["type"], message in found["msg"]) == ("multipart_invalid", True)
+    (error,) = answer.json()["detail"]
+    assert (error["type"], message in error["msg"]) == ("multipart_invalid", True)
 
 
-async def test_routes_that_read_no_form() -> None:
-    """415, which says what to send: of texts alone a form would be no help; and no other multipart is read."""
+async def test_routes_without_forms() -> None:
+    """415 with the accepted type: forms are only for images, and no other multipart is read."""
     fields: list[tuple[str, str | File]] = [("model_name", CLIP), ("text", "a")]
     assert (await upload("/infer_text", *fields)).status == 415
     answer = await upload("/infer", *fields, headers={"content-type": f"multipart/mixed; boundary={BOUNDARY}"})
@@ -156,13 +155,13 @@ async def test_routes_that_read_no_form() -> None:
 
 
 async def test_bounds() -> None:
-    """Of a file, of headers, of pictures and of parts; an error names the picture by its place among all of them."""
+    """Limits for files, headers, images and parts; an error gives the image's index among all images."""
     small = ImageReader(max_bytes=100)
     fields: list[tuple[str, str | File]] = [("model_name", CLIP), ("image", inline(RED)), ("image", ("x", b"x" * 101))]
-    answer = await upload("/infer_image", *fields, pictures=small)
+    answer = await upload("/infer_image", *fields, image_reader=small)
     detail = "Invalid image. input 1: the image has 101 bytes, more than the limit of 100: send a smaller one"
     assert (answer.status, answer.json()) == (400, {"detail": detail})
-    answer = await upload("/infer_image", ("model_name", CLIP), ("image", ("x", b"x" * 101)), pictures=small)
+    answer = await upload("/infer_image", ("model_name", CLIP), ("image", ("x", b"x" * 101)), image_reader=small)
     assert answer.json()["detail"].startswith("Invalid image. the image has 101 bytes")
     headers = ("image_download_headers", '{"a": "' + "x" * 40_000 + '"}')
     answer = await upload("/infer_image", ("model_name", CLIP), ("image", A), headers)
@@ -175,16 +174,16 @@ async def test_bounds() -> None:
 @pytest.mark.parametrize(
     ("order", "place"), [(["file", "bad", "file"], 1), (["file", "good", "bad"], 2), (["bad", "good", "file"], 0)]
 )
-async def test_a_bad_text_among_files_is_named_by_its_place(order: list[str], place: int) -> None:
-    """The place is that in the form, not that among the texts."""
+async def test_a_bad_image_among_files_is_named(order: list[str], place: int) -> None:
+    """The index counts all images of the form, not only the texts."""
     files: dict[str, str | File] = {"file": A, "good": inline(RED), "bad": "/etc/passwd"}
     answer = await upload("/infer_image", ("model_name", CLIP), *(("image", files[each]) for each in order))
     assert answer.status == 400
     assert answer.json()["detail"].startswith(f"Invalid image. input {place}: ")
 
 
-async def test_a_model_without_pictures() -> None:
-    """In the same words as for JSON."""
+async def test_a_model_without_images() -> None:
+    """The same message as for JSON."""
     answer = await upload("/infer_image", ("model_name", EMBEDDER), ("image", A))
     detail = f"Model {EMBEDDER} with checkpoint None does not support image inference."
     assert (answer.status, answer.json()) == (400, {"detail": detail})
@@ -196,7 +195,7 @@ WHOLE = form(("model_name", CLIP), ("text", "a"), ("image", A), ("image", inline
 @settings(max_examples=100)
 @given(start=st.integers(0, len(WHOLE)), stop=st.integers(0, len(WHOLE)), more=st.binary(max_size=8))
 def test_any_damage_is_answered_in_the_dialect(start: int, stop: int, more: bytes) -> None:
-    """Cut at both ends and with bytes put in between: 200, or a 4xx with its detail."""
+    """Truncated and with bytes inserted: 200, or a 4xx with its detail."""
     body = WHOLE[:stop] + more + WHOLE[stop + start :]
     answer = asyncio.run(upload("/infer", body=body))
     assert answer.status in {200, 400, 422}, answer.body
@@ -204,12 +203,12 @@ def test_any_damage_is_answered_in_the_dialect(start: int, stop: int, more: byte
         assert isinstance(answer.json()["detail"], list) == (answer.status == 422)
 
 
-async def test_forms_are_in_the_document() -> None:
-    """Beside the JSON, on the routes that read them; a picture there is a file."""
+async def test_forms_are_in_openapi() -> None:
+    """They are declared next to the JSON on the routes that read them; an image is a file there."""
     async with family(CLIP) as server:
-        made = (await server.call("GET", "/openapi.json")).json()
-        for path, item in made["paths"].items():
+        document = (await server.call("GET", "/openapi.json")).json()
+        for path, item in document["paths"].items():
             content = item.get("post", {}).get("requestBody", {}).get("content", {})
             assert ("multipart/form-data" in content) == (path in PATHS)
-        fields = made["components"]["schemas"]["InferForm"]["properties"]
+        fields = document["components"]["schemas"]["InferForm"]["properties"]
         assert fields["image"]["items"]["format"] == "binary"

@@ -1,4 +1,4 @@
-"""Infinity's routes: pictures on a path of their own, and its forms of /health and /models under its preset."""
+"""Infinity's routes: images on their own path, and its formats of /health and /models under its preset."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from shoal.backends.fake.model import compute_vector, tokenize_item
 from shoal.types import Image
 from tests.surfaces.family_kit import CLASSIFIER, CLIP, DIMENSION, EMBEDDER, RERANKER, family
-from tests.surfaces.pictures_kit import ONE, Album
+from tests.surfaces.image_fetch_kit import ONE, Album
 
 SEEN = Image(b"the bytes of a picture, or nearly")
 DATA = f"data:image/png;base64,{base64.b64encode(SEEN.data).decode()}"
@@ -25,18 +25,18 @@ def unit(image: Image) -> Any:
 
 
 @pytest.mark.parametrize("path", ["/embeddings_image", "/v1/embeddings_image"])
-async def test_pictures_on_a_path_of_their_own(path: str) -> None:
-    """Each input is a picture, by its URL or data URI; without a model, the first one that embeds."""
-    async with family(CLIP, EMBEDDER, pictures=Album().pictures()) as server:
+async def test_image_path(path: str) -> None:
+    """Each input is an image, by URL or data URI; the default model is the first embedder."""
+    async with family(CLIP, EMBEDDER, image_reader=Album().image_reader()) as server:
         for body, images in (
             ({"input": [DATA, ONE], "model": CLIP}, [SEEN, Image(ONE.encode())]),
             ({"input": DATA, "model": "default/not-specified", "encoding_format": "float", "user": "u"}, [SEEN]),
             ({"input": DATA}, [SEEN]),
         ):
-            found = (await server.call("POST", path, body)).json()
-            assert found["model"] == CLIP
+            reply = (await server.call("POST", path, body)).json()
+            assert reply["model"] == CLIP
             assert np.allclose(
-                [each["embedding"] for each in found["data"]], [unit(each) for each in images], atol=1e-6
+                [each["embedding"] for each in reply["data"]], [unit(each) for each in images], atol=1e-6
             )
 
 
@@ -48,9 +48,9 @@ async def test_pictures_on_a_path_of_their_own(path: str) -> None:
         ({"input": [DATA], "model": CLIP, "modality": "text"}, "'modality' is invalid"),
     ],
 )
-async def test_what_is_no_picture_is_refused(body: Any, reason: str) -> None:
-    """As on /embeddings, in OpenAI's form."""
-    async with family(EMBEDDER, CLIP, pictures=Album().pictures()) as server:
+async def test_invalid_images(body: Any, reason: str) -> None:
+    """Like /embeddings, in OpenAI's format."""
+    async with family(EMBEDDER, CLIP, image_reader=Album().image_reader()) as server:
         answer = await server.call("POST", "/embeddings_image", body)
     assert answer.status == 400
     assert reason in answer.json()["error"]["message"]
@@ -58,19 +58,19 @@ async def test_what_is_no_picture_is_refused(body: Any, reason: str) -> None:
 
 @pytest.mark.parametrize("path", ["/models", "/v1/models"])
 async def test_lists_have_stats_and_capabilities(path: str) -> None:
-    """Beside Shoal's own fields, and with the one owner that its client accepts."""
+    """They are added to Shoal's own fields, with the owner that Infinity's client requires."""
     async with family(EMBEDDER, RERANKER, CLASSIFIER, CLIP, **INFINITY) as server:
         server.gateway.registry.find(EMBEDDER).inflight = 25
-        found = (await server.call("GET", path)).json()
-    assert found["object"] == "list"
-    assert {each["id"]: each["capabilities"] for each in found["data"]} == {
+        reply = (await server.call("GET", path)).json()
+    assert reply["object"] == "list"
+    assert {each["id"]: each["capabilities"] for each in reply["data"]} == {
         EMBEDDER: ["embed"],
         RERANKER: ["rerank", "classify"],
         CLASSIFIER: ["classify"],
         CLIP: ["embed", "image_embed"],
     }
-    assert {each["owned_by"] for each in found["data"]} == {"infinity"}
-    first = found["data"][0]
+    assert {each["owned_by"] for each in reply["data"]} == {"infinity"}
+    first = reply["data"][0]
     assert first["stats"] == {
         "queue_fraction": 0.25,
         "queue_absolute": 25,
@@ -81,7 +81,7 @@ async def test_lists_have_stats_and_capabilities(path: str) -> None:
 
 
 async def test_a_model_without_requests_is_idle() -> None:
-    """No queue; one that is more than full counts as full."""
+    """Its queue fraction is 0; that of an overfull queue is 1."""
     async with family(EMBEDDER, **INFINITY) as server:
         (idle,) = (await server.call("GET", "/models")).json()["data"]
         server.gateway.registry.find(EMBEDDER).inflight = 1000
@@ -90,7 +90,7 @@ async def test_a_model_without_requests_is_idle() -> None:
 
 
 async def test_health_returns_the_time() -> None:
-    """While it serves; with `Accept: application/json` it is Shoal's own, and 503 says why."""
+    """The time while healthy; with `Accept: application/json` Shoal's own format, else 503."""
     async with family(EMBEDDER, **INFINITY) as server:
         for path in ("/health", "/v1/health"):
             answer = await server.call("GET", path, headers={"accept": "*/*"})
@@ -104,8 +104,8 @@ async def test_health_returns_the_time() -> None:
         assert (await server.call("GET", "/health")).status == 503
 
 
-async def test_without_the_preset_lists_are_openai_s() -> None:
-    """And /health is two bytes of text."""
+async def test_without_the_preset() -> None:
+    """Lists have OpenAI's owner, and /health is two bytes of text."""
     async with family(EMBEDDER) as server:
         for path in ("/models", "/v1/models"):
             (entry,) = (await server.call("GET", path)).json()["data"]

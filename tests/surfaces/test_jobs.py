@@ -1,4 +1,4 @@
-"""Long actions: waited for without a deadline of the request's, or polled."""
+"""Long actions: a request waits for them without a deadline, or polls a job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BODY = {"model_name": OTHER}
 
 @pytest.mark.parametrize("wait", ["false", "0"])
 async def test_without_waiting(wait: str) -> None:
-    """202 with a job at once; polled, it tells how it goes and how it ended."""
+    """202 with a job at once; polling shows its progress and its end."""
     loader = Scripted(hold=asyncio.Event())
     async with living(loader) as life:
         answer = await life.manage("POST", f"{LOAD}?wait={wait}", BODY)
@@ -50,8 +50,8 @@ async def test_without_waiting(wait: str) -> None:
         ("DELETE", f"/v1/models/{MODEL}", None, "delete"),
     ],
 )
-async def test_every_action_can_be_left_alone(method: str, path: str, body: Any, action: str) -> None:
-    """The same question on every route of both dialects."""
+async def test_every_action_can_be_polled(method: str, path: str, body: Any, action: str) -> None:
+    """Every route of both dialects accepts `wait=false`."""
     async with living() as life:
         answer = await life.manage(method, f"{path}?wait=false", body)
         assert (answer.status, answer.json()["action"]) == (202, action)
@@ -59,7 +59,6 @@ async def test_every_action_can_be_left_alone(method: str, path: str, body: Any,
 
 
 async def test_a_failed_job_has_a_reason() -> None:
-    """The reason, and that it is over."""
     async with living(Scripted(error=SourceError("no such model"))) as life:
         job = (await life.manage("POST", f"{LOAD}?wait=false", BODY)).json()["job"]
         with pytest.raises(SourceError):
@@ -70,7 +69,7 @@ async def test_a_failed_job_has_a_reason() -> None:
 
 
 async def test_list_of_jobs() -> None:
-    """All of them, in the order in which they were begun."""
+    """All jobs, in the order of their start."""
     async with living() as life:
         first = (await life.manage("POST", f"{LOAD}?wait=false", BODY)).json()["job"]
         second = (await life.manage("POST", "/unload_model?wait=false", BODY)).json()["job"]
@@ -79,23 +78,23 @@ async def test_list_of_jobs() -> None:
 
 
 async def test_unknown_job() -> None:
-    """404, as a text."""
+    """404 with a `detail`."""
     async with living() as life:
         answer = await life.call("GET", "/jobs/job_0")
         assert answer.status == 404
         assert set(answer.json()) == {"detail"}
 
 
-async def test_a_strange_wish() -> None:
-    """Nothing is begun before the question is understood."""
+async def test_invalid_wait() -> None:
+    """Nothing starts if `wait` is invalid."""
     async with living() as life:
         answer = await life.manage("POST", f"{LOAD}?wait=perhaps", BODY)
         assert (answer.status, answer.json()) == (400, {"detail": "wait='perhaps' is neither true nor false."})
         assert life.loader.touched == []
 
 
-async def test_a_client_that_leaves_does_not_stop_the_load() -> None:
-    """Others may have joined it, and the next one finds it done."""
+async def test_a_disconnect_does_not_stop_the_load() -> None:
+    """Others may have joined it, and the next request finds it done."""
     loader = Scripted(hold=asyncio.Event())
     async with living(loader) as life:
         exchange = Exchange([b'{"model_name":"%b"}' % OTHER.encode()])
@@ -114,8 +113,8 @@ async def test_a_client_that_leaves_does_not_stop_the_load() -> None:
         assert (await life.call("POST", "/infer_text", {**BODY, "text": "a"})).status == 200
 
 
-def test_the_deadline_of_requests_is_not_that_of_loads() -> None:
-    """A load takes the time that it has, whatever embeddings may take."""
+def test_loads_ignore_the_request_deadline() -> None:
+    """A load may take minutes, whatever the timeout for embeddings is."""
 
     async def load_for_minutes() -> int:
         loader = Scripted(hold=asyncio.Event())
@@ -138,8 +137,8 @@ class Refusals(Observer):
         self.reasons.append(reason)
 
 
-async def test_a_load_that_fails_is_no_refused_request() -> None:
-    """The metric counts what was turned away before it was begun: a bad name is, a failed load is not."""
+async def test_a_failed_load_is_no_rejected_request() -> None:
+    """The metric counts requests rejected before they start: a bad name is one, a failed load is not."""
     observer = Refusals()
     async with living(Scripted(error=SourceError("no such model"))) as life:
         life.server.gateway._observer = observer
@@ -150,6 +149,6 @@ async def test_a_load_that_fails_is_no_refused_request() -> None:
 
 
 async def test_a_server_of_fixed_models_has_no_jobs() -> None:
-    """And says so."""
+    """The error says so."""
     answer = await serve().call("GET", "/jobs")
     assert (answer.status, "fixed set of models" in answer.json()["detail"]) == (400, True)

@@ -25,20 +25,20 @@ async def statuses(life: Living) -> dict[str, Any]:
     return {each["id"]: each["status"] for each in (await life.call("GET", "/models")).json()["data"]}
 
 
-async def ended(life: Living) -> None:
-    """Wait for every job, whatever becomes of it."""
+async def wait_for_jobs(life: Living) -> None:
+    """Wait for every job, whatever its outcome."""
     for job in life.lifecycle.jobs():
         await job.done_event.wait()
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_list(method: str) -> None:
-    """OpenAI's list, with what could be loaded as well, and what Shoal did not make."""
+    """OpenAI's list, plus loadable models and those that Shoal did not create."""
     entries = [Entry(name=FOREIGN, source="triton://host:8001", backend="triton", managed=False, created=7)]
     async with living(Scripted(listed=entries)) as life:
         answer = await (life.call if method == "GET" else life.manage)(method, "/models")
         assert answer.json()["object"] == "list"
-        made, foreign = answer.json()["data"]
+        own, foreign = answer.json()["data"]
         assert foreign == {
             "id": FOREIGN,
             "object": "model",
@@ -50,25 +50,25 @@ async def test_list(method: str) -> None:
             "backend": "triton",
             "source": "triton://host:8001",
         }
-        assert (made["id"], made["status"], made["tasks"]) == (MODEL, {"value": "loaded"}, ["embed"])
+        assert (own["id"], own["status"], own["tasks"]) == (MODEL, {"value": "loaded"}, ["embed"])
 
 
 async def test_the_list_of_a_server_of_fixed_models() -> None:
-    """It is what is served."""
+    """Only served models."""
     data = (await serve().call("GET", "/models")).json()["data"]
     assert [(each["id"], each["status"]) for each in data] == [(MODEL, {"value": "loaded"})]
     assert data[0]["architecture"]["output_modalities"] == ["embeddings"]
 
 
 async def test_the_list_does_not_wait_for_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where what lies elsewhere cannot be had soon, what is served is the list."""
+    """If a backend's list takes too long, only served models are listed."""
     monkeypatch.setattr(listing, "LISTING_TIMEOUT_S", 0.001)
     async with living(Scripted(listing_hangs=True)) as life:
         assert await statuses(life) == {MODEL: {"value": "loaded"}}
 
 
 async def test_load() -> None:
-    """Success at once; the list tells how it goes, then that it is there."""
+    """Success at once; the list shows progress, then the loaded model."""
     loader = Scripted(hold=asyncio.Event())
     async with living(loader) as life:
         answer = await life.manage("POST", "/models/load", {"model": OTHER})
@@ -80,12 +80,12 @@ async def test_load() -> None:
         assert status["progress"] == {"stages": [stage], "current": stage, "value": 0.25}
         assert loader.hold is not None
         loader.hold.set()
-        await ended(life)
+        await wait_for_jobs(life)
         assert (await statuses(life))[OTHER] == {"value": "loaded"}
 
 
 async def test_download() -> None:
-    """As a load, but the files alone."""
+    """Like a load, but only the files."""
     loader = Scripted(hold=asyncio.Event())
     async with living(loader) as life:
         assert (await life.manage("POST", "/models", {"model": OTHER})).json() == DONE
@@ -96,34 +96,34 @@ async def test_download() -> None:
         assert bytes_done == {"done": 30, "total": 120}
         assert loader.hold is not None
         loader.hold.set()
-        await ended(life)
+        await wait_for_jobs(life)
         assert loader.touched == [("fetch", OTHER)]
 
 
 async def test_unloading_stops_a_load() -> None:
-    """As the router's clients cancel a download."""
+    """The router's clients cancel a download this way."""
     loader = Scripted(hold=asyncio.Event())
     async with living(loader) as life:
         await life.manage("POST", "/models/load", {"model": OTHER})
         await loader.begun.wait()
         assert (await life.manage("POST", "/models/unload", {"model": OTHER})).json() == DONE
-        await ended(life)
+        await wait_for_jobs(life)
         assert "loaded" not in [(await statuses(life)).get(OTHER, {}).get("value")]
 
 
 async def test_a_load_that_fails_is_listed() -> None:
-    """The answer came before; the list has the reason."""
+    """The load succeeded at once; the list has the reason."""
     async with living(Scripted(error=SourceError("no such model"))) as life:
         assert (await life.manage("POST", "/models/load", {"model": OTHER})).json() == DONE
-        await ended(life)
+        await wait_for_jobs(life)
         assert (await statuses(life))[OTHER] == {"value": "unloaded", "failed": True, "error": "no such model"}
 
 
 async def test_unload_and_delete() -> None:
-    """Unloading answers at once, deleting when it is done; what is not there is not found."""
+    """Unloading answers at once, deleting when done; an unknown model is a 404."""
     async with living() as life:
         assert (await life.manage("POST", "/models/unload", {"model": MODEL})).json() == DONE
-        await ended(life)
+        await wait_for_jobs(life)
         answer = await life.manage("DELETE", f"/models?model={MODEL}")
         assert (answer.status, answer.json()) == (200, DONE)
         assert life.loader.touched[-1] == ("remove", MODEL)
@@ -134,8 +134,7 @@ async def test_unload_and_delete() -> None:
 
 
 @pytest.mark.parametrize("path", ["/models/load", "/models/unload"])
-async def test_which_model(path: str) -> None:
-    """Without a name there is nothing to do."""
+async def test_a_model_is_required(path: str) -> None:
     async with living() as life:
         answer = await life.manage("POST", path, {})
         assert (answer.status, answer.json()["error"]["param"]) == (400, "model")
@@ -144,7 +143,7 @@ async def test_which_model(path: str) -> None:
 
 @asynccontextmanager
 async def watching(life: Living) -> AsyncIterator[Watched]:
-    """A client of /models/sse that has seen the first bytes; on leaving, its stream is over."""
+    """Yield a client of /models/sse that received the first bytes; it disconnects afterwards."""
     exchange = Watched()
     scope = request_scope("GET", "/models/sse", {"host": "localhost"})
     task = asyncio.create_task(life.server.app(scope, exchange.receive, exchange.send))
@@ -159,7 +158,7 @@ async def watching(life: Living) -> AsyncIterator[Watched]:
 
 
 class Watched(Exchange):
-    """An exchange that tells when something was sent."""
+    """An exchange that wakes waiters when something is sent."""
 
     def __init__(self) -> None:
         super().__init__([b""])
@@ -169,17 +168,17 @@ class Watched(Exchange):
         await super().send(message)
         self._sent.set()
 
-    async def until(self, what: Callable[[list[dict[str, Any]]], bool]) -> None:
-        """Until this is so of the messages that were sent."""
+    async def until(self, accepts: Callable[[list[dict[str, Any]]], bool]) -> None:
+        """Wait until `accepts` is true for the sent messages."""
         async with asyncio.timeout(30):
-            while not what(self.messages):
+            while not accepts(self.messages):
                 self._sent.clear()
                 await self._sent.wait()
 
-    async def find_event(self, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The first event of which this is so, once it is there."""
-        await self.until(lambda _: any(map(what, events(self))))
-        return next(filter(what, events(self)))
+    async def find_event(self, accepts: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait for the first event for which `accepts` is true, and return it."""
+        await self.until(lambda _: any(map(accepts, events(self))))
+        return next(filter(accepts, events(self)))
 
 
 def over(messages: list[dict[str, Any]]) -> bool:
@@ -192,7 +191,7 @@ def events(exchange: Exchange) -> list[dict[str, Any]]:
 
 
 async def test_events() -> None:
-    """Every step of a model's life, as JSON objects under `data:`."""
+    """Every step of a model's life, as JSON objects in `data:`."""
     async with living() as life, watching(life) as exchange:
         headers = dict(exchange.messages[0]["headers"])
         assert headers[b"content-type"] == b"text/event-stream"
@@ -208,16 +207,16 @@ async def test_events() -> None:
         assert {"model": OTHER, "event": "model_remove"} in events(exchange)
 
 
-async def test_a_download_that_fails_is_an_event() -> None:
-    """With the reason."""
+async def test_a_failed_download_is_an_event() -> None:
+    """It has the reason."""
     async with living(Scripted(error=SourceError("no such model"))) as life, watching(life) as exchange:
         await life.manage("POST", "/models", {"model": OTHER})
         failed = await exchange.find_event(lambda each: each["event"] == "download_failed")
         assert failed["data"]["error"] == "no such model"
 
 
-async def test_a_client_that_leaves_ends_its_stream() -> None:
-    """Its place is free again."""
+async def test_a_disconnect_ends_the_stream() -> None:
+    """Another client can take its place."""
     async with living() as life:
         async with watching(life):
             pass
@@ -226,7 +225,7 @@ async def test_a_client_that_leaves_ends_its_stream() -> None:
 
 
 async def test_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more than may watch is told to poll, until somebody leaves."""
+    """A client above the limit gets a 429 with Retry-After, until another disconnects."""
     monkeypatch.setattr(models, "MAX_STREAMS", 1)
     async with living() as life:
         async with watching(life):
@@ -237,7 +236,7 @@ async def test_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_burst_of_streams_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Places are taken when they are given, not when the answer begins; one that never does gives its place back."""
+    """A place is taken when the stream is created, not when it starts; an unused stream returns it."""
     monkeypatch.setattr(models, "MAX_STREAMS", 1)
     request: Any = None
     async with living() as life:
@@ -250,22 +249,22 @@ async def test_a_burst_of_streams_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_the_server_going_down_ends_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would hold up the drain otherwise."""
+    """Otherwise they would delay the drain."""
     monkeypatch.setattr(models, "_POLL_INTERVAL_S", 0.001)
     async with living() as life, watching(life) as exchange:
         life.server.gateway.draining = True
         await exchange.until(over)
 
 
-async def test_a_stream_ends_with_its_events() -> None:
-    """When the lifecycle ends, so does the answer, properly."""
+async def test_streams_end_with_the_lifecycle() -> None:
+    """They end properly."""
     async with living() as life, watching(life) as exchange:
         await life.lifecycle.aclose()
         await exchange.until(over)
 
 
 async def test_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence is broken by a comment, which no client takes for an event."""
+    """A comment, which no client takes for an event, keeps an idle stream alive."""
     monkeypatch.setattr(models, "_POLL_INTERVAL_S", 0.001)
     monkeypatch.setattr(models, "HEARTBEAT_S", 0.002)
     assert HEARTBEAT_S == 15.0
@@ -304,7 +303,7 @@ async def test_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_format_of_events(event: Event, expected: dict[str, Any]) -> None:
-    """In the router's words: it has no state for having failed, and progress by file."""
+    """The router's format: it has no failed state, and reports progress by file."""
     piece = _encode_event(event)
     assert piece.startswith(b"data: ")
     assert piece.endswith(b"\n\n")
@@ -312,7 +311,7 @@ def test_the_format_of_events(event: Event, expected: dict[str, Any]) -> None:
 
 
 async def test_a_loaded_model_that_does_not_answer() -> None:
-    """No list of models that come and go calls it loaded; it can still be unloaded."""
+    """No model list calls it loaded; it can still be unloaded."""
     async with living() as life:
         life.server.runner.able = False
         (entry,) = (await life.call("GET", "/models")).json()["data"]
@@ -325,7 +324,7 @@ async def test_a_loaded_model_that_does_not_answer() -> None:
 
 
 async def test_one_model() -> None:
-    """As triton-openai has it, beside the list; unknown ones are 404. The address of a server is for admins alone."""
+    """triton-openai's route for one model; unknown ones are 404. Only admins see a server's address."""
     entries = [Entry(name=FOREIGN, source="triton://host:8001", backend="triton", managed=False, created=7)]
     async with living(Scripted(listed=entries), admin_key=("boss",)) as life:
         answer = await life.call("GET", f"/models/{MODEL}")

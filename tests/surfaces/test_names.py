@@ -1,4 +1,4 @@
-"""Names from outside: whatever they are, a 4xx in the dialect or a plain name, and nothing is touched before."""
+"""Model names from clients: valid, or a 4xx in the dialect before anything is loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BAD += ["a/b/c", "a\\b", "~/x", "a b", "a\n", "load", "unload", "sse", "a/..", "
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_names(name: str) -> None:
-    """Refused as a name and as a source."""
+    """They are invalid as a name and as a source."""
     with pytest.raises(InvalidValue):
         check_model_name(name)
     with pytest.raises(InvalidValue):
@@ -32,8 +32,8 @@ def test_bad_names(name: str) -> None:
 @pytest.mark.parametrize(
     "source", ["org/name@main", "org/name@refs/pr/1", "hf:org/name", "pypi:a==1.0", "fake:delay_ms=5#x"]
 )
-def test_sources_that_are_no_names(source: str) -> None:
-    """Where a model comes from may be said when it is loaded, and not when it is unloaded."""
+def test_sources_are_not_names(source: str) -> None:
+    """A source is valid when loading a model, but not as its name."""
     assert check_source(source) == source
     with pytest.raises(InvalidValue):
         check_model_name(source)
@@ -42,8 +42,8 @@ def test_sources_that_are_no_names(source: str) -> None:
 @pytest.mark.parametrize(
     "source", ["hf:../x", "hf:a/../../b", "org/name@../x", "hf:a\0", "hf:ä", "hf:" + "a" * 600, "hf:a\\b"]
 )
-def test_sources_that_lead_elsewhere(source: str) -> None:
-    """No step upwards, no control character, no letter that looks like another, and no end of it."""
+def test_invalid_sources(source: str) -> None:
+    """No `..`, no control or non-ASCII characters, and a limited length."""
     with pytest.raises(InvalidValue):
         check_source(source)
 
@@ -54,7 +54,7 @@ names = st.text(max_size=20) | st.sampled_from(BAD) | st.from_regex(r"[a-zA-Z0-9
 @settings(max_examples=300)
 @given(name=names)
 def test_the_same_names_as_on_the_command_line(name: str) -> None:
-    """One grammar, and the same reserved words, whoever refuses."""
+    """One grammar and one set of reserved words, on every path."""
     try:
         check_name(name)
     except AddressError:
@@ -65,8 +65,8 @@ def test_the_same_names_as_on_the_command_line(name: str) -> None:
         assert check_source(name) == name
 
 
-async def everywhere(name: str) -> tuple[list[Answer], list[Any]]:
-    """The answers of every route that changes a model, and what the loader was made to do."""
+async def call_everywhere(name: str) -> tuple[list[Answer], list[Any]]:
+    """Return the answers of every route that changes a model, and the loader's calls."""
     encoded = quote(name, safe="")
     async with living() as life:
         calls = [
@@ -79,7 +79,7 @@ async def everywhere(name: str) -> tuple[list[Answer], list[Any]]:
             life.manage("DELETE", f"/models?model={encoded}"),
             life.manage("POST", "/v1/models", {"model": name}),
             *(
-                # As the server hands a path over: decoded, and without the query.
+                # As servers pass a path: decoded and without the query.
                 life.at(method, f"/v1/models/{name}{suffix}")
                 for method, suffix in (("POST", "/load"), ("POST", "/unload"), ("DELETE", ""))
                 if not name.endswith("/") or suffix
@@ -101,8 +101,8 @@ def refused(name: str) -> bool:
 @example(name="a" * 300)
 @example(name="a/../../b")
 def test_bad_names_everywhere(name: str) -> None:
-    """Every route refuses, in its own shape, and the loader never hears of it."""
-    answers, touched = asyncio.run(everywhere(name))
+    """Every route rejects them in its own format, and the loader is not called."""
+    answers, touched = asyncio.run(call_everywhere(name))
     for answer in answers:
         assert 400 <= answer.status < 500, (answer.status, answer.body)
         assert set(answer.json()) in ({"detail"}, {"error"})

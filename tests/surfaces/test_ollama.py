@@ -1,4 +1,4 @@
-"""Ollama's dialect: requests to tasks, and chunks to lines."""
+"""Ollama's dialect: requests become tasks, and chunks become lines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def refused(body: dict[str, Any], path: str = "/api/chat") -> str:
 
 class TestAnswers:
     async def test_a_chat_is_a_stream_of_lines(self) -> None:
-        """Each with the name as asked and a time; the last with why it ended, and what it took in nanoseconds."""
+        """Each line has the requested name and a time; the last has the reason and nanosecond timings."""
         server, _ = serve_chat()
         answer = await server.call("POST", "/api/chat", {**CHAT_BODY, "model": f"{MODEL}:latest"})
         *reply, last = lines(answer)
@@ -56,23 +56,23 @@ class TestAnswers:
         assert 0 < parts <= last["total_duration"] + 3  # each is rounded
         assert all(isinstance(last[name], int) for name in last if name.endswith("_duration"))
 
-    async def test_a_chat_in_one_piece(self) -> None:
-        """One object with all of it."""
+    async def test_a_chat_without_a_stream(self) -> None:
+        """One object."""
         server, model = serve_chat()
         answer = await server.call("POST", "/api/chat", {**CHAT_BODY, "stream": False})
         assert answer.headers["content-type"] == "application/json"
-        found = answer.json()
-        assert (found["message"], found["done"], found["done_reason"]) == (
+        response = answer.json()
+        assert (response["message"], response["done"], response["done_reason"]) == (
             {"role": "assistant", "content": "Hello"},
             True,
             "stop",
         )
-        assert (found["prompt_eval_count"], found["eval_count"]) == (7, 2)
+        assert (response["prompt_eval_count"], response["eval_count"]) == (7, 2)
         assert [task.stream for task in model.generations] == [False]
 
     @pytest.mark.parametrize("stream", [True, False])
-    async def test_an_answer_that_came_at_once(self, stream: bool) -> None:
-        """Nobody can tell the time of the prompt from that of the answer then: both are absent."""
+    async def test_an_answer_in_one_chunk(self, stream: bool) -> None:
+        """The times of prompt and answer cannot be told apart, so both are omitted."""
         server, _ = serve_chat(Chunk(text="Hello"), Chunk(finish_reason="stop"), HELLO[-1])
         answer = await server.call("POST", "/api/chat", {**CHAT_BODY, "stream": stream})
         last = lines(answer)[-1] if stream else answer.json()
@@ -81,37 +81,37 @@ class TestAnswers:
         assert not {"prompt_eval_duration", "eval_duration"} & last.keys()
 
     async def test_a_prompt(self) -> None:
-        """The text stands in `response`, in lines or in one piece."""
+        """The text is in `response`, streamed or not."""
         server, model = serve_chat()
         *reply, last = lines(await server.call("POST", "/api/generate", PROMPT))
         assert [each["response"] for each in (*reply, last)] == ["Hel", "lo", ""]
         assert last["done_reason"] == "stop"
-        found = (await server.call("POST", "/api/generate", {**PROMPT, "stream": False})).json()
-        assert (found["response"], found["done"]) == ("Hello", True)
+        response = (await server.call("POST", "/api/generate", {**PROMPT, "stream": False})).json()
+        assert (response["response"], response["done"]) == ("Hello", True)
         assert [task.stream for task in model.generations] == [True, False]
-        assert "message" not in found
+        assert "message" not in response
 
     @pytest.mark.parametrize(
         ("reason", "word"),
         [("stop", "stop"), ("length", "length"), ("tool_calls", "stop"), ("content_filter", "stop")],
     )
-    async def test_why_it_ended(self, reason: str, word: str) -> None:
-        """Ollama has two words for it."""
+    async def test_done_reasons(self, reason: str, word: str) -> None:
+        """Ollama has only two reasons."""
         server, _ = serve_chat(Chunk(text="a", finish_reason=reason))
         assert lines(await server.call("POST", "/api/chat", CHAT_BODY))[-1]["done_reason"] == word
 
-    async def test_what_the_model_thinks_stands_apart(self) -> None:
-        """In `thinking`, of a message or of a line."""
+    async def test_thinking_has_its_own_field(self) -> None:
+        """`thinking`, in a message or a line."""
         chunks = (Chunk(reasoning="Hm"), Chunk(text="Yes"), Chunk(finish_reason="stop"))
         server, _ = serve_chat(*chunks)
         first, second, _ = lines(await server.call("POST", "/api/chat", CHAT_BODY))
         assert first["message"] == {"role": "assistant", "content": "", "thinking": "Hm"}
         assert second["message"] == {"role": "assistant", "content": "Yes"}
-        found = (await server.call("POST", "/api/generate", {**PROMPT, "stream": False})).json()
-        assert (found["thinking"], found["response"]) == ("Hm", "Yes")
+        response = (await server.call("POST", "/api/generate", {**PROMPT, "stream": False})).json()
+        assert (response["thinking"], response["response"]) == ("Hm", "Yes")
 
-    async def test_calls_of_tools_come_whole_with_an_object(self) -> None:
-        """Whatever the fragments were: one call when the next begins, the last when the answer ends."""
+    async def test_tool_calls_are_complete_objects(self) -> None:
+        """Fragments are joined: each call is sent when the next begins, the last at the end."""
         chunks = (
             Chunk(text="Let me see"),
             Chunk(tools=[ToolDelta(index=0, id="call_a", name="weather", arguments='{"ci')]),
@@ -124,25 +124,25 @@ class TestAnswers:
             {"id": "call_b", "function": {"name": "clock", "arguments": {}, "index": 1}},
         ]
         server, _ = serve_chat(*chunks)
-        found = lines(await server.call("POST", "/api/chat", CHAT_BODY))
-        assert [each["message"].get("tool_calls") for each in found] == [None, [calls[0]], [calls[1]], None]
+        replies = lines(await server.call("POST", "/api/chat", CHAT_BODY))
+        assert [each["message"].get("tool_calls") for each in replies] == [None, [calls[0]], [calls[1]], None]
         whole = (await server.call("POST", "/api/chat", {**CHAT_BODY, "stream": False})).json()
         assert whole["message"] == {"role": "assistant", "content": "Let me see", "tool_calls": calls}
 
     @pytest.mark.parametrize("arguments", ['{"city": "Os', "[1]", "Oslo"])
     @pytest.mark.parametrize("reason", ["length", "tool_calls", None])
-    async def test_calls_without_an_object_are_text(self, arguments: str, reason: str | None) -> None:
-        """Cut off or badly written: nothing is lost, and nothing is made up."""
+    async def test_invalid_tool_calls_are_text(self, arguments: str, reason: str | None) -> None:
+        """Truncated or invalid arguments are passed on unchanged."""
         chunks = [Chunk(tools=[ToolDelta(index=0, id="a", name="weather", arguments=arguments)])]
         server, _ = serve_chat(*chunks, *([Chunk(finish_reason=reason)] if reason else []))
-        found = (await server.call("POST", "/api/chat", {**CHAT_BODY, "stream": False})).json()
+        response = (await server.call("POST", "/api/chat", {**CHAT_BODY, "stream": False})).json()
         content = f'{{"name": "weather", "arguments": {arguments}}}'
-        assert found["message"] == {"role": "assistant", "content": content}
+        assert response["message"] == {"role": "assistant", "content": content}
         reply = lines(await server.call("POST", "/api/chat", CHAT_BODY))
         assert "".join(each["message"]["content"] for each in reply) == content
 
     async def test_log_probabilities(self) -> None:
-        """With the bytes of each token, and the likeliest beside it where they were asked for."""
+        """With the bytes of each token, and the top tokens on request."""
         known = TokenLogprob(token="ä", logprob=-0.5, top=[TokenLogprob(token="?", logprob=-1.5, data=b"\xff")])
         impossible = TokenLogprob(token="!", logprob=float("-inf"))
         server, model = serve_chat(Chunk(text="ä!", logprobs=[known, impossible]), Chunk(finish_reason="stop"))
@@ -160,15 +160,15 @@ class TestAnswers:
         assert [task.sampling.logprobs for task in model.generations] == [1, None]
 
     @pytest.mark.parametrize("stream", [True, False])
-    async def test_a_conversation_that_was_cut(self, stream: bool) -> None:
-        """Where the server may leave turns out, the reply says so."""
+    async def test_a_truncated_conversation(self, stream: bool) -> None:
+        """Headers report removed messages and ignored fields."""
         server, _ = serve_chat(Chunk(text="a", cut=3, ignored=("tools",)), Chunk(finish_reason="stop"))
         answer = await server.call("POST", "/api/chat", {**CHAT_BODY, "stream": stream})
         assert answer.headers["x-shoal-prompt-cut"] == "3"
         assert answer.headers["x-shoal-ignored"] == "tools"
 
     async def test_the_access_log_counts_tokens(self, caplog: pytest.LogCaptureFixture) -> None:
-        """Those of a stream, too."""
+        """Those of streams, too."""
         caplog.set_level("INFO", "shoal.access")
         server, _ = serve_chat()
         await server.call("POST", "/api/chat", CHAT_BODY)
@@ -178,7 +178,7 @@ class TestAnswers:
 
 class TestErrors:
     async def test_an_unknown_model_is_not_found(self) -> None:
-        """In the words and with the status by which clients decide to pull it."""
+        """The message and status by which clients decide to pull the model."""
         for path, body in (
             ("/api/chat", CHAT_BODY),
             ("/api/generate", PROMPT),
@@ -191,8 +191,8 @@ class TestErrors:
             assert answer.json()["error"].startswith("model 'llama3.2:7b' not found: ")
 
     @pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show"])
-    async def test_no_model_is_named(self, path: str) -> None:
-        """Unlike elsewhere there is no default."""
+    async def test_a_model_is_required(self, path: str) -> None:
+        """Unlike in other dialects there is no default."""
         answer = await serve().call("POST", path, {"model": "", "input": "a"})
         assert (answer.status, answer.json()) == (400, {"error": "model is required"})
 
@@ -206,16 +206,16 @@ class TestErrors:
             (UpstreamRefused("moved", status=302), 502),
         ],
     )
-    async def test_before_the_first_chunk(self, error: ShoalError, status: int) -> None:
-        """A status of its own, in lines or not."""
+    async def test_errors_before_the_first_chunk(self, error: ShoalError, status: int) -> None:
+        """They have their own status, streamed or not."""
         model = ChatModel(chunks=(), end=error)
         for stream in (True, False):
             answer = await serve(model).call("POST", "/api/chat", {**CHAT_BODY, "stream": stream})
             assert (answer.status, answer.json()) == (status, {"error": error.message})
             assert ("retry-after" in answer.headers) == (error.retry_after is not None)
 
-    async def test_in_mid_stream(self) -> None:
-        """A line with the error is the last."""
+    async def test_errors_in_mid_stream(self) -> None:
+        """The last line has the error."""
         model = ChatModel(chunks=HELLO[:1], end=EngineFailed("it broke"))
         *reply, last = lines(await serve(model).call("POST", "/api/generate", PROMPT))
         assert [each["response"] for each in reply] == ["Hel"]
@@ -223,8 +223,8 @@ class TestErrors:
         answer = await serve(model).call("POST", "/api/generate", {**PROMPT, "stream": False})
         assert (answer.status, answer.json()) == (500, {"error": "it broke"})
 
-    async def test_a_client_that_leaves_stops_the_work(self) -> None:
-        """In the middle of its stream."""
+    async def test_a_disconnect_cancels_the_work(self) -> None:
+        """In the middle of a stream."""
         model = ChatModel(chunks=HELLO[:2], release=asyncio.Event())
         exchange = LineExchange(CHAT_BODY, b"lo")
         task = asyncio.create_task(exchange.call(serve(model), "/api/chat"))
@@ -237,15 +237,15 @@ class TestErrors:
     @pytest.mark.parametrize(
         "path", ["/api/create", "/api/copy", "/api/push", "/api/blobs/sha256:5e", "/api/me", "/api/signout"]
     )
-    async def test_what_is_not_done_here(self, path: str) -> None:
-        """Refused in the dialect, with what to do instead."""
+    async def test_unsupported_routes(self, path: str) -> None:
+        """Rejected in the dialect, with an alternative."""
         async with living() as life:
             answer = await life.manage("POST", path, {"model": "a", "source": "a", "destination": "b"})
             assert answer.status == 400
             assert re.search("`|[Uu]pload", answer.json()["error"])
 
-    async def test_a_file_that_is_not_taken_is_not_read(self) -> None:
-        """Ollama's client sends a model's file before it asks to create one."""
+    async def test_an_uploaded_file_is_not_read(self) -> None:
+        """Ollama's client sends a model's file before it asks to create a model."""
         async with living() as life:
             exchange = Exchange([b"x" * 65536] * 10)
             headers = {"host": "localhost", "content-type": "application/json", "transfer-encoding": "chunked"}
@@ -257,7 +257,7 @@ class TestErrors:
 
 class TestTasks:
     async def test_options(self) -> None:
-        """By Shoal's names; what is about loading is passed over."""
+        """They get Shoal's names; options for loading are ignored."""
         options = {
             "temperature": 0.5,
             "top_k": 3,
@@ -273,20 +273,20 @@ class TestTasks:
             "num_ctx": 8192,
             "num_gpu": 1,
         }
-        found = (await task_of({**CHAT_BODY, "options": options})).sampling
-        assert (found.temperature, found.top_k, found.top_p, found.min_p) == (0.5, 3, 0.25, 0.125)
-        assert (found.seed, found.max_tokens, found.stop) == (9, 5, ["END"])
-        assert (found.repetition_penalty, found.presence_penalty, found.frequency_penalty) == (1.5, 0.75, -0.5)
-        assert found.logprobs is None
+        sampling = (await task_of({**CHAT_BODY, "options": options})).sampling
+        assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.5, 3, 0.25, 0.125)
+        assert (sampling.seed, sampling.max_tokens, sampling.stop) == (9, 5, ["END"])
+        assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.5, 0.75, -0.5)
+        assert sampling.logprobs is None
 
-    async def test_an_option_is_refused_by_its_own_name(self) -> None:
-        """By models on this machine and on Triton, which read it in the task."""
+    async def test_an_unsupported_option_is_named(self) -> None:
+        """Local models and Triton reject it by Ollama's name."""
         task = await task_of({**CHAT_BODY, "options": {"repeat_penalty": 1.5}})
         with pytest.raises(Unsupported, match="does not support 'repeat_penalty'"):
             merge_sampling(task.sampling, Sampling(), (), (), task.names)
 
     async def test_options_of_other_servers(self) -> None:
-        """A remote server may know them; models on this machine and on Triton refuse them by name."""
+        """They are passed to remote servers; local models and Triton reject them by name."""
         task = await task_of(
             {**CHAT_BODY, "options": {"typical_p": 0.5, "top_a": 0, "xtc_probability": 0.1, "made_up": 1}}
         )
@@ -298,17 +298,17 @@ class TestTasks:
             check_unsupported_fields(task.extras, (), ignored=[])
         assert (await task_of({**CHAT_BODY, "options": {"repeat_penalty": 1.5}})).extras == {}
 
-    async def test_integers_that_are_written_with_a_point(self) -> None:
-        """Ollama takes them, and leaves out what is behind the point."""
-        found = (await task_of({**CHAT_BODY, "options": {"num_predict": 5.0, "seed": 42.0, "top_k": 3.9}})).sampling
-        assert (found.max_tokens, found.seed, found.top_k) == (5, 42, 3)
+    async def test_integers_with_a_fraction(self) -> None:
+        """Ollama accepts them and drops the fraction."""
+        sampling = (await task_of({**CHAT_BODY, "options": {"num_predict": 5.0, "seed": 42.0, "top_k": 3.9}})).sampling
+        assert (sampling.max_tokens, sampling.seed, sampling.top_k) == (5, 42, 3)
         assert "options" in await refused({**CHAT_BODY, "options": {"seed": "42"}})
 
     @pytest.mark.parametrize("number", [-2, -1, 0])
-    async def test_values_that_ask_for_nothing(self, number: int) -> None:
-        """An answer as long as it likes, any seed, all tokens."""
-        found = (await task_of({**CHAT_BODY, "options": {"num_predict": number, "seed": -1, "top_k": 0}})).sampling
-        assert (found.max_tokens, found.seed, found.top_k) == (None, None, -1)
+    async def test_values_for_no_limit(self, number: int) -> None:
+        """Unlimited length, a random seed, all tokens."""
+        sampling = (await task_of({**CHAT_BODY, "options": {"num_predict": number, "seed": -1, "top_k": 0}})).sampling
+        assert (sampling.max_tokens, sampling.seed, sampling.top_k) == (None, None, -1)
         assert (await task_of({**CHAT_BODY, "options": {"stop": "END"}})).sampling.stop == ["END"]
 
     @pytest.mark.parametrize(
@@ -336,13 +336,13 @@ class TestTasks:
         ],
     )
     async def test_thinking(self, think: Any, template_kwargs: dict[str, Any], shown: bool) -> None:
-        """The template is told, and with false nothing of it comes back."""
+        """The template gets the value, and `false` hides the reasoning."""
         for path, body in (("/api/chat", CHAT_BODY), ("/api/generate", PROMPT)):
             task = await task_of({**body, "think": think}, path)
             assert (task.template_kwargs, task.include_reasoning) == (template_kwargs, shown)
 
     async def test_a_conversation_with_tools(self) -> None:
-        """Arguments become text; results find their call by id, by the tool's name, or by their turn."""
+        """Arguments become text; a result matches its call by id, by tool name, or by position."""
         messages = [
             {"role": "system", "content": "Be brief"},
             {"role": "USER", "content": "Hi"},
@@ -379,7 +379,7 @@ class TestTasks:
         ("head", "kind"), [("iVBORw0KGgoAA", "png"), ("/9j/4AA", "jpeg"), ("UklGRAA", "webp"), ("R0lGODlh", "gif")]
     )
     async def test_images(self, head: str, kind: str) -> None:
-        """Known by how they begin; the text follows them."""
+        """The type is detected from the first bytes; the text follows the images."""
         image = Part(type="image", url=f"data:image/{kind};base64,{head}")
         task = await task_of({"model": MODEL, "messages": [{"role": "user", "content": "What?", "images": [head]}]})
         assert task.messages[0].content == [image, Part(text="What?")]
@@ -387,7 +387,7 @@ class TestTasks:
         assert task.messages[0].content == [image]
 
     async def test_prompts(self) -> None:
-        """A turn after the system's, or the text as it is."""
+        """A user turn after the system's, or the raw text."""
         task = await task_of({**PROMPT, "system": "Be brief", "suffix": "", "context": []}, "/api/generate")
         assert task.messages == [Message(role="system", content="Be brief"), Message(role="user", content="Hi")]
         assert task.prompts == []
@@ -395,7 +395,7 @@ class TestTasks:
         assert (task.prompts, task.messages) == (["Hi"], [])
 
     async def test_adapters(self) -> None:
-        """After the colon."""
+        """The adapter follows the colon."""
         task = await task_of({**CHAT_BODY, "model": f"{MODEL}:loud"})
         assert (task.model, task.adapter) == (MODEL, "loud")
         task = await task_of({**CHAT_BODY, "model": "mini:latest"})
@@ -418,8 +418,8 @@ class TestTasks:
             ("format", orjson.loads('{"a":' * 200 + "1" + "}" * 200), {}),
         ],
     )
-    async def test_what_is_refused(self, field: str, value: Any, more: dict[str, Any]) -> None:
-        """By its name, before the model hears of it."""
+    async def test_invalid_fields(self, field: str, value: Any, more: dict[str, Any]) -> None:
+        """The error names the field, before the model is called."""
         assert field in await refused({**PROMPT, field: value, **more}, "/api/generate")
 
 
@@ -462,8 +462,8 @@ bodies = values | st.fixed_dictionaries(
 
 @settings(max_examples=150)
 @given(path=st.sampled_from(ROUTES), body=bodies)
-def test_whatever_is_sent(path: str, body: Any) -> None:
-    """An answer in lines or in one piece, or a refusal in the dialect; never a failure."""
+def test_any_json(path: str, body: Any) -> None:
+    """Any JSON gets an answer, streamed or not, or an error in the dialect."""
     server, _ = serve_chat()
     answer = asyncio.run(server.call("POST", path, body))
     if answer.status != 200:

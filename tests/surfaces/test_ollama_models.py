@@ -1,4 +1,4 @@
-"""Ollama's routes about models and embeddings: what there is under its names, and how it comes and goes."""
+"""Ollama's routes for models and embeddings: names, lists, loading and deletion."""
 
 from __future__ import annotations
 
@@ -20,38 +20,37 @@ from tests.surfaces.surface_kit import MODEL, serve
 
 class TestEmbeddings:
     async def test_texts(self) -> None:
-        """One vector an input, in order."""
+        """One vector per input, in order."""
         server = serve()
         body = {"model": "mini:latest", "input": ["a", "bc"], "dimensions": 4, "truncate": False, "keep_alive": "5m"}
         answer = await server.call("POST", "/api/embed", body)
-        found = answer.json()
-        assert found["embeddings"] == [[0.5, 24.25, 12.125, -0.5], [1.0, 24.5, 24.625, -0.5]]
-        assert (found["model"], found["prompt_eval_count"], found["load_duration"]) == ("mini:latest", 3, 0)
-        assert found["total_duration"] > 0
+        response = answer.json()
+        assert response["embeddings"] == [[0.5, 24.25, 12.125, -0.5], [1.0, 24.5, 24.625, -0.5]]
+        assert (response["model"], response["prompt_eval_count"], response["load_duration"]) == ("mini:latest", 3, 0)
+        assert response["total_duration"] > 0
         assert "x-shoal-batch-size" in answer.headers
         (task,) = server.runner.tasks
         assert (task.dimensions, task.truncate, task.normalize) == (4, False, True)
 
     @pytest.mark.parametrize("dimensions", [0, -1, 5, 100_000])
-    async def test_dimensions_that_the_model_has_not(self, dimensions: int) -> None:
-        """They change nothing, as there."""
+    async def test_unsupported_dimensions(self, dimensions: int) -> None:
+        """They are ignored, like in Ollama."""
         server = serve()
         answer = await server.call("POST", "/api/embed", {"model": MODEL, "input": "a", "dimensions": dimensions})
         assert (answer.status, server.runner.tasks[0].dimensions) == (200, None)
 
     @pytest.mark.parametrize(("path", "text"), [("/api/embed", "input"), ("/api/embeddings", "prompt")])
-    async def test_a_keep_alive_that_is_no_duration(self, path: str, text: str) -> None:
-        """400, also with nothing to embed."""
+    async def test_invalid_keep_alive(self, path: str, text: str) -> None:
+        """400, even with nothing to embed."""
         for content in ("a", ""):
             answer = await serve().call("POST", path, {"model": MODEL, text: content, "keep_alive": "x"})
             assert (answer.status, "keep_alive" in answer.json()["error"]) == (400, True)
 
     async def test_one_text(self) -> None:
-        """As a list of one."""
         assert len((await serve().call("POST", "/api/embed", {"model": MODEL, "input": "a"})).json()["embeddings"]) == 1
 
     async def test_the_older_route(self) -> None:
-        """One vector, as the model gives it: of length one where a Normalize ends it."""
+        """One vector, normalized only if the model normalizes."""
         for normalized in (True, False):
             server = serve()
             server.runner.facts = replace(server.runner.facts, normalized=normalized)
@@ -61,23 +60,22 @@ class TestEmbeddings:
 
     @pytest.mark.parametrize("empty", ["", [], None])
     async def test_nothing_is_embedded(self, empty: Any) -> None:
-        """Then the model is asked for, and nothing more."""
+        """Empty inputs give no vectors and no task."""
         server = serve()
-        found = (await server.call("POST", "/api/embed", {"model": MODEL, "input": empty})).json()
-        assert (found["embeddings"], found["prompt_eval_count"]) == ([], 0)
+        response = (await server.call("POST", "/api/embed", {"model": MODEL, "input": empty})).json()
+        assert (response["embeddings"], response["prompt_eval_count"]) == ([], 0)
         answer = await server.call("POST", "/api/embeddings", {"model": MODEL, "prompt": ""})
         assert answer.json() == {"embedding": []}
         assert (await server.call("POST", "/api/embed", {"model": MODEL})).json()["embeddings"] == []
         assert server.runner.tasks == []
 
-    async def test_too_many(self) -> None:
-        """As everywhere."""
+    async def test_too_many_inputs(self) -> None:
         answer = await serve(max_inputs=2).call("POST", "/api/embed", {"model": MODEL, "input": ["a", "b", "c"]})
         assert answer.status == 400
         assert "2 entries" in answer.json()["error"]
 
     async def test_adapters_do_not_embed(self) -> None:
-        """There is no such vector."""
+        """MODEL:ADAPTER is a 404 here."""
         server, _ = serve_chat()
         answer = await server.call("POST", "/api/embed", {"model": f"{MODEL}:loud", "input": "a"})
         assert answer.status == 404
@@ -85,7 +83,7 @@ class TestEmbeddings:
 
 class TestModels:
     async def test_tags(self) -> None:
-        """Every served model and adapter, named as Ollama does."""
+        """Every served model and adapter, with Ollama's names."""
         server, _ = serve_chat()
         first, second = (await server.call("GET", "/api/tags")).json()["models"]
         assert (first["name"], first["model"]) == (f"{MODEL}:latest", f"{MODEL}:latest")
@@ -101,11 +99,11 @@ class TestModels:
             "parameter_size": "7.6B",
             "quantization_level": "INT4",
         }
-        # With "embedding" Ollama's client would not talk to it.
+        # With "embedding" Ollama's client would refuse to chat.
         assert first["capabilities"] == ["completion", "tools", "thinking"]
 
-    async def test_what_lies_on_disk_is_listed_for_who_may_load_it(self) -> None:
-        """Others could do nothing with it."""
+    async def test_stored_models_are_listed_for_admins(self) -> None:
+        """Others could not load them."""
         entries = [Entry(name=OTHER, source=f"hf:{OTHER}", backend="local", size=7)]
         async with living(Scripted(listed=entries), admin_key=("secret",), api_key=("key",)) as life:
             for key, names in (("secret", [f"{MODEL}:latest", f"{OTHER}:latest"]), ("key", [f"{MODEL}:latest"])):
@@ -113,7 +111,7 @@ class TestModels:
                 assert [each["name"] for each in answer.json()["models"]] == names
 
     async def test_ps(self) -> None:
-        """The loaded ones."""
+        """Only loaded models."""
         entries = [Entry(name=OTHER, source=f"hf:{OTHER}", backend="local")]
         async with living(Scripted(listed=entries)) as life:
             (only,) = (await life.call("GET", "/api/ps")).json()["models"]
@@ -122,8 +120,8 @@ class TestModels:
         server, _ = serve_chat()
         assert (await server.call("GET", "/api/ps")).json()["models"][0]["context_length"] == 4096
 
-    async def test_ps_shows_when_a_model_falls_asleep(self) -> None:
-        """As long as the server keeps one that nobody asks."""
+    async def test_ps_shows_when_a_model_sleeps(self) -> None:
+        """`expires_at` follows the server's keep-alive."""
         async with living(keep_alive_s=300.0) as life:
             (only,) = (await life.call("GET", "/api/ps")).json()["models"]
         left = datetime.fromisoformat(only["expires_at"]) - datetime.now(UTC)
@@ -132,49 +130,49 @@ class TestModels:
     @pytest.mark.parametrize("name", ["mini", f"{MODEL}:latest", f"{MODEL}:loud"])
     @pytest.mark.parametrize("field", ["model", "name"])
     async def test_show(self, name: str, field: str) -> None:
-        """By any of its names."""
+        """By any of the model's names."""
         server, _ = serve_chat()
-        found = (await server.call("POST", "/api/show", {field: name})).json()
-        assert found["model_info"] == {
+        response = (await server.call("POST", "/api/show", {field: name})).json()
+        assert response["model_info"] == {
             "general.architecture": "llama",
             "general.basename": MODEL,
             "general.parameter_count": 7_600_000_000,
             "llama.context_length": 4096,
             "llama.embedding_length": 4,
         }
-        assert found["capabilities"] == ["completion", "tools", "thinking"]
-        assert (found["template"], found["parameters"]) == ("", "")
+        assert response["capabilities"] == ["completion", "tools", "thinking"]
+        assert (response["template"], response["parameters"]) == ("", "")
 
-    async def test_show_of_little_known(self) -> None:
-        """What is not known is empty, and there is always an architecture to ask by."""
+    async def test_show_of_a_stored_model(self) -> None:
+        """Unknown facts are empty, but there is always an architecture."""
         entries = [Entry(name=OTHER, source=f"hf:{OTHER}", backend="local", created=1)]
         async with living(Scripted(listed=entries)) as life:
-            found = (await life.call("POST", "/api/show", {"model": OTHER})).json()
-            assert found["model_info"]["general.architecture"] == "unknown"
-            assert (found["capabilities"], found["details"]["family"]) == ([], "")
+            response = (await life.call("POST", "/api/show", {"model": OTHER})).json()
+            assert response["model_info"]["general.architecture"] == "unknown"
+            assert (response["capabilities"], response["details"]["family"]) == ([], "")
             assert (await life.call("POST", "/api/show", {"model": "a/b"})).status == 404
 
     @pytest.mark.parametrize(
         ("parameters", "size"), [(0, ""), (22_700_000, "22.7M"), (7_600_000_000, "7.6B"), (1_000_000_000, "1.0B")]
     )
     def test_sizes(self, parameters: int, size: str) -> None:
-        """As Ollama writes them."""
+        """In Ollama's format."""
         assert models._format_billions(parameters) == size
 
     async def test_version(self) -> None:
-        """A number that clients compare, and Shoal's own."""
-        found = (await serve().call("GET", "/api/version")).json()
-        assert set(found) == {"version", "shoal"}
-        assert [int(part) for part in found["version"].split(".")] >= [0, 17, 4]
+        """A version number that clients compare, and Shoal's own."""
+        response = (await serve().call("GET", "/api/version")).json()
+        assert set(response) == {"version", "shoal"}
+        assert [int(part) for part in response["version"].split(".")] >= [0, 17, 4]
 
     @pytest.mark.parametrize("version", ["0.17.4", "0.33.0-rc2"])
     async def test_ollamas_own_client_gets_its_own_version(self, version: str) -> None:
-        """It warns of every other one."""
+        """It warns about any other version."""
         agent = {"user-agent": f"ollama/{version} (amd64 linux) Go/go1.26.8"}
         assert (await serve().call("GET", "/api/version", headers=agent)).json()["version"] == version
 
     async def test_a_model_is_listed_once(self) -> None:
-        """By the name that it was given, with the size and the digest of its files, whatever it does just now."""
+        """By its served name, with its files' size and digest, whether loaded, sleeping or stored."""
         entries = [Entry(name="org/files", source=f"hf:{MODEL}", backend="local", size=90, digest="d1" * 32)]
         async with living(Scripted(listed=entries)) as life:
             (loaded,) = (await life.call("GET", "/api/tags")).json()["models"]
@@ -188,14 +186,14 @@ class TestModels:
             assert (each["size"], each["digest"]) == (90, "d1" * 32)
 
 
-async def ended(life: Living) -> None:
+async def wait_for_jobs(life: Living) -> None:
     for job in life.lifecycle.jobs():
         await job.done_event.wait()
 
 
 class TestLife:
     async def test_pull(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Line by line; then the model can be asked, by the name that it was pulled by."""
+        """One line per step; then the model answers to the name it was pulled by."""
         monkeypatch.setattr(models, "_POLL_INTERVAL_S", 0.001)
         loader = Scripted(hold=asyncio.Event())
         async with living(loader) as life:
@@ -211,28 +209,28 @@ class TestLife:
             assert (download["status"], download["completed"], download["total"]) == ("downloading model.onnx", 30, 120)
             assert re.fullmatch("sha256:[0-9a-f]{64}", download["digest"])
             assert len({(each["status"], each.get("completed")) for each in stages}) == len(stages)
-            # A bar is full before the next one begins, and at the end.
+            # Each progress bar is complete before the next one starts, and at the end.
             bars = {each["digest"]: each for each in stages if "digest" in each}
             assert all(each["completed"] == each["total"] for each in bars.values())
             answer = await life.call("POST", "/api/embed", {"model": OTHER, "input": "a"})
             assert answer.status == 200
 
-    async def test_pull_in_one_piece(self) -> None:
-        """One word at the end; a second time there is nothing to do."""
+    async def test_pull_without_a_stream(self) -> None:
+        """One status at the end; pulling again succeeds."""
         async with living() as life:
             for _ in range(2):
                 answer = await life.manage("POST", "/api/pull", {"name": OTHER, "stream": False})
                 assert (answer.status, answer.json()) == (200, {"status": "success"})
 
     async def test_a_pull_that_fails(self) -> None:
-        """The last line, or the status, says why."""
+        """The last line, or the status, has the reason."""
         async with living(Scripted(error=SourceError("no such model"))) as life:
-            found = lines(await life.manage("POST", "/api/pull", {"model": OTHER}))
-            assert found[-1] == {"error": "no such model"}
+            replies = lines(await life.manage("POST", "/api/pull", {"model": OTHER}))
+            assert replies[-1] == {"error": "no such model"}
             answer = await life.manage("POST", "/api/pull", {"model": OTHER, "stream": False})
             assert (answer.status, answer.json()) == (424, {"error": "no such model"})
 
-    async def test_a_client_that_leaves_leaves_the_pull(self) -> None:
+    async def test_a_disconnect_does_not_stop_the_pull(self) -> None:
         """Others may wait for it, too."""
         loader = Scripted(hold=asyncio.Event())
         async with living(loader) as life:
@@ -243,11 +241,11 @@ class TestLife:
             await task
             assert loader.hold is not None
             loader.hold.set()
-            await ended(life)
+            await wait_for_jobs(life)
             assert ("open", OTHER) in loader.touched
 
     async def test_names_of_ollamas_library(self) -> None:
-        """What can be resolved is pulled and asked by them; of all others is said where models come from."""
+        """Known names can be pulled and used; for others the error says where models come from."""
         async with living() as life:
             answer = await life.manage("POST", "/api/pull", {"model": "all-minilm", "stream": False})
             assert answer.status == 200
@@ -264,7 +262,7 @@ class TestLife:
                 assert "file:" not in answer.json()["error"]
 
     async def test_quantizations(self) -> None:
-        """A tag that names one is taken where the model has it, and else refused with what it has."""
+        """A tag with the model's quantization is accepted; any other is rejected with the actual one."""
         async with living() as life:
             life.loader.precision = "Q4_K_M"
             for name in (f"hf.co/{OTHER}:Q4_K_M", f"{OTHER}:q4_k_m"):
@@ -279,14 +277,14 @@ class TestLife:
 
     @pytest.mark.parametrize("name", ["", "..", "org/name:7b", "a/b/c"])
     async def test_names_that_cannot_be_pulled(self, name: str) -> None:
-        """Refused, and nothing is touched."""
+        """They are rejected, and nothing is loaded."""
         async with living() as life:
             assert (await life.manage("POST", "/api/pull", {"model": name, "stream": False})).status == 400
             assert (await life.manage("DELETE", "/api/delete", {"model": name})).status == 400
             assert life.loader.touched == []
 
     async def test_delete(self) -> None:
-        """Nothing comes back; what is not there is not found, and what others made stays."""
+        """The body is empty; a missing model is a 404, and models that Shoal did not create stay."""
         async with living() as life:
             answer = await life.manage("DELETE", "/api/delete", {"model": f"{MODEL}:latest"})
             assert (answer.status, answer.body) == (200, b"")
@@ -299,8 +297,8 @@ class TestLife:
     @pytest.mark.parametrize(
         ("method", "path"), [("POST", "/api/pull"), ("DELETE", "/api/delete"), ("POST", "/api/generate")]
     )
-    async def test_changes_ask_for_the_right(self, method: str, path: str) -> None:
-        """Also the unloading by a request that a user may send."""
+    async def test_changes_require_an_admin(self, method: str, path: str) -> None:
+        """Also unloading by a request that users may send."""
         async with living(api_key=("key",), admin_key=("secret",)) as life:
             body = {"model": MODEL, "keep_alive": 0}
             answer = await life.call(method, path, body, headers={"authorization": "Bearer key"})
@@ -310,19 +308,19 @@ class TestLife:
     @pytest.mark.parametrize(("path", "field"), [("/api/chat", "message"), ("/api/generate", "response")])
     @pytest.mark.parametrize("nothing", [0, 0.0, "0", "0s"])
     async def test_loading_and_unloading(self, path: str, field: str, nothing: Any) -> None:
-        """Nothing to answer is a wish to load, and with keep_alive 0 to unload, until it is asked for again."""
+        """A request without a prompt loads the model, and with keep_alive 0 unloads it until the next request."""
         async with living() as life:
-            found = (await life.manage("POST", path, {"model": MODEL, "keep_alive": "5m"})).json()
-            assert (found["done"], found["done_reason"], field in found) == (True, "load", True)
+            response = (await life.manage("POST", path, {"model": MODEL, "keep_alive": "5m"})).json()
+            assert (response["done"], response["done_reason"], field in response) == (True, "load", True)
             assert life.loader.touched == []
-            found = (await life.manage("POST", path, {"model": MODEL, "keep_alive": nothing})).json()
-            assert (found["done"], found["done_reason"], field in found) == (True, "unload", True)
-            found = (await life.manage("POST", path, {"model": MODEL})).json()
-            assert found["done_reason"] == "load"
+            response = (await life.manage("POST", path, {"model": MODEL, "keep_alive": nothing})).json()
+            assert (response["done"], response["done_reason"], field in response) == (True, "unload", True)
+            response = (await life.manage("POST", path, {"model": MODEL})).json()
+            assert response["done_reason"] == "load"
             assert life.loader.touched == [(step, MODEL) for step in ("close", "fetch", "open")]
 
-    async def test_a_model_that_is_not_up_is_not_loaded(self) -> None:
-        """Its state is told."""
+    async def test_a_loading_model_is_not_loaded_again(self) -> None:
+        """The error has its state."""
         loader = Scripted(hold=asyncio.Event())
         async with living(loader) as life:
             life.lifecycle.load(OTHER)
@@ -332,7 +330,7 @@ class TestLife:
             assert "loading" in answer.json()["error"]
 
     async def test_a_model_on_disk_is_loaded_on_request(self) -> None:
-        """By who may load models; to others it is not there."""
+        """If the client may load models; for others it is a 404."""
         entries = [Entry(name=OTHER, source=f"hf:{OTHER}", backend="local")]
         async with living(Scripted(listed=entries), admin_key=("secret",)) as life:
             body = {"model": f"{OTHER}:latest", "input": "a"}

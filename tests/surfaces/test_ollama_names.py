@@ -1,4 +1,4 @@
-"""What Ollama's clients call a model."""
+"""Model names of Ollama's clients."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ SERVED = {
     ],
 )
 def test_names_of_the_library(name: str, model: str | None) -> None:
-    """Family, version and size must all be those of one model that is served."""
+    """Family, version and size must match one served model."""
     assert match_library_name(name, SERVED) == model
 
 
-def test_two_that_could_be_meant() -> None:
-    """Then neither is: an answer of the wrong one would look right."""
+def test_ambiguous_names() -> None:
+    """Two candidates match neither, because a wrong model's answer would look right."""
     served = {name: [name] for name in ("a/Llama-3.2-1B", "b/Llama-3.2-1B-Instruct-GGUF")}
     assert match_library_name("llama3.2:1b", served) is None
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "expected"),
     [
         ("hf.co/org/name:Q4_K_M", ("org/name", "Q4_K_M")),
         ("org/name:q8_0", ("org/name", "Q8_0")),
@@ -55,9 +55,9 @@ def test_two_that_could_be_meant() -> None:
         ("mini", ("mini", "")),
     ],
 )
-def test_quantizations(name: str, found: tuple[str, str]) -> None:
-    """Tags that name how weights are kept are told apart from adapters."""
-    assert split_quantization(strip_tag(name)) == found
+def test_quantizations(name: str, expected: tuple[str, str]) -> None:
+    """Tags that name a quantization are distinguished from adapters."""
+    assert split_quantization(strip_tag(name)) == expected
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_quantizations(name: str, found: tuple[str, str]) -> None:
     [("llama3.2:1b", True), ("mistral:7b", True), ("org/name:7b", False), ("pypi:package", False), ("gpt2", False)],
 )
 def test_names_that_only_the_library_has(name: str, whose: bool) -> None:
-    """Neither the hub nor the package index can mean them."""
+    """They cannot be names of the Hub or of PyPI."""
     assert is_library_name(name, {"pypi"}) is whose
 
 
 def test_the_table_of_embedders() -> None:
-    """Every name leads to one repository."""
+    """Every name maps to one repository."""
     assert LIBRARY["all-minilm"] == LIBRARY["all-minilm:22m"] == MINILM
     assert all("/" in repository for repository in LIBRARY.values())

@@ -1,4 +1,4 @@
-"""What Open WebUI 0.12 calls, as it calls it: fields, and what it reads of the answers, are those of its sources."""
+"""Requests of Open WebUI 0.12, with the fields that its sources send and read."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ CHAT: dict[str, Any] = {
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("slash", ["", "/"])
 async def test_the_list_of_models(base: str, slash: str) -> None:
-    """On start, at login and on every refresh: from memory, without a redirect, also where nothing answers behind it.
-    Entries whose name is null would be dropped."""
+    """Requested at start, at login and on refresh: served from memory without a redirect, even if the model is down.
+    Open WebUI drops entries whose name is null."""
     runner = FakeRunner(able=False, error=EngineFailed("dead"))
     answer = await serve_chat(runner).call("GET", f"{base}/models{slash}", headers=USER_HEADERS)
     assert answer.status == 200
@@ -52,8 +52,8 @@ async def test_the_list_of_models(base: str, slash: str) -> None:
     assert runner.tasks == []
 
 
-async def test_the_list_asks_no_backend() -> None:
-    """It is there before anything else could have had a turn: nothing is waited for, whatever hangs behind it."""
+async def test_the_list_calls_no_backend() -> None:
+    """It is complete after one loop iteration, even if a backend hangs."""
     server = serve_chat(FakeRunner(able=False))
     server.gateway.lifecycle = Lifecycle(server.gateway.registry, Scripted(listing_hangs=True))
     asking = asyncio.create_task(server.call("GET", "/v1/models"))
@@ -64,7 +64,7 @@ async def test_the_list_asks_no_backend() -> None:
 
 
 async def test_one_model() -> None:
-    """An adapter is found by the name under which it is listed."""
+    """An adapter is found by the name in the list."""
     server = serve_chat()
     for name in (MODEL, f"{MODEL}:loud"):
         assert (await server.call("GET", f"/v1/models/{name}")).json()["id"] == name
@@ -74,8 +74,8 @@ async def test_one_model() -> None:
 
 
 @pytest.mark.parametrize("base", BASES)
-async def test_a_turn(base: str) -> None:
-    """The path for streams is chosen by the content type; usage and timings make the popup with tokens a second."""
+async def test_a_chat_turn(base: str) -> None:
+    """Open WebUI detects streams by content type; its popup shows tokens per second from usage and timings."""
     server = serve_chat()
     answer = await server.call("POST", f"{base}/chat/completions", CHAT, headers=USER_HEADERS)
     assert "text/event-stream" in answer.headers["content-type"]
@@ -92,15 +92,15 @@ async def test_a_turn(base: str) -> None:
     assert set(server.runner.task.extras) == {"params"}
 
 
-async def test_who_asks() -> None:
-    """With the header that the operator trusts, fairness counts its users and not the interface."""
+async def test_fairness_by_user() -> None:
+    """With the trusted header, fairness counts Open WebUI's users instead of Open WebUI itself."""
     server = serve_chat(client_header="X-OpenWebUI-User-Id")
     await server.call("POST", "/v1/chat/completions", CHAT, headers=USER_HEADERS)
     assert server.runner.contexts[0].client == "7f1c"
 
 
 async def test_background_tasks() -> None:
-    """Titles, tags and follow-ups: not streamed, of choices[0] the content alone is read."""
+    """Titles, tags and follow-ups: not streamed; only the content of choices[0] is read."""
     body = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "### Task: a title"}],
@@ -115,7 +115,7 @@ async def test_background_tasks() -> None:
 
 
 async def test_continue() -> None:
-    """Its button of that name sends the answer so far, to be gone on with."""
+    """The button sends the answer so far for the model to continue."""
     server = serve_chat()
     messages = [*CHAT["messages"], {"role": "assistant", "content": "well"}]
     body = {**CHAT, "messages": messages, "continue_final_message": True, "add_generation_prompt": False}
@@ -132,7 +132,7 @@ async def test_reasoning() -> None:
 
 
 async def test_errors_are_shown() -> None:
-    """In a stream only where there are no choices beside the error; before it by status, with the time to come back."""
+    """In a stream an error must not have choices; before the stream it has a status and Retry-After."""
     answer = await serve_chat(FakeRunner(error=EngineFailed("broken"), fail_after=1)).call(
         "POST", "/v1/chat/completions", CHAT
     )
@@ -147,8 +147,8 @@ async def test_errors_are_shown() -> None:
     )
 
 
-async def test_a_model_that_loads() -> None:
-    """It is in the list as such, and a request says when to come back."""
+async def test_a_loading_model() -> None:
+    """The list shows it as loading, and a request is a 503."""
     server = serve_chat()
     server.gateway.registry.add(Model(name="slow"))
     entry = (await server.call("GET", "/v1/models")).json()["data"][-1]
@@ -159,14 +159,14 @@ async def test_a_model_that_loads() -> None:
 
 @pytest.mark.parametrize("base", BASES)
 async def test_documents(base: str) -> None:
-    """Retrieval sends lists of texts without a format, and reads numbers in their order."""
+    """Retrieval sends lists of texts without a format, and reads the vectors in order."""
     body = {"model": "mini", "input": ["search_query: a", "b"]}
     answer = await serve().call("POST", f"{base}/embeddings", body, headers=USER_HEADERS)
     assert [len(each["embedding"]) for each in answer.json()["data"]] == [4, 4]
 
 
 async def test_the_provider_llama_cpp() -> None:
-    """What it reads of each entry there: the status, and what goes in and out."""
+    """It reads each entry's status and modalities."""
     (entry, adapter) = (await serve_chat().call("GET", "/models")).json()["data"]
     assert entry["status"] == adapter["status"] == {"value": "loaded"}
     assert entry["architecture"] == {"input_modalities": ["text"], "output_modalities": ["text"]}

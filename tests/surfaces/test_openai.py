@@ -32,7 +32,7 @@ def ask(**fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings", "/v1/embeddings/", "/embeddings/"])
 async def test_one_text(path: str) -> None:
-    """One text gives one entry, with OpenAI's keys in OpenAI's order, on every spelling of the path."""
+    """One text gives one entry with OpenAI's keys in order, on every spelling of the path."""
     answer = await serve().call("POST", path, ask())
     assert answer.status == 200
     assert answer.headers["content-type"] == "application/json"
@@ -41,7 +41,7 @@ async def test_one_text(path: str) -> None:
 
 
 async def test_base64_and_float_agree() -> None:
-    """base64 is little-endian float32 of the very numbers that float shows."""
+    """base64 is little-endian float32 of the same numbers."""
     server = serve()
     as_text = (await server.call("POST", "/v1/embeddings", ask(encoding_format="base64"))).json()
     as_numbers = (await server.call("POST", "/v1/embeddings", ask(encoding_format="float"))).json()
@@ -59,7 +59,7 @@ async def test_base64_and_float_agree() -> None:
     ],
 )
 async def test_all_forms_of_input(value: Any, inputs: list[Any]) -> None:
-    """A text, texts, token ids and lists of token ids; the reply keeps their order and counts from nought."""
+    """A text, texts, token ids and lists of token ids; the reply keeps their order."""
     server = serve(token_ids="accept")
     answer = await server.call("POST", "/v1/embeddings", ask(input=value))
     assert server.runner.tasks[0].inputs == inputs
@@ -71,7 +71,7 @@ async def test_all_forms_of_input(value: Any, inputs: list[Any]) -> None:
 
 @pytest.mark.parametrize("encoding_format", ["float", "base64"])
 async def test_many_inputs(encoding_format: str) -> None:
-    """2,048 inputs are answered in order, in several pieces under one content-length."""
+    """2,048 inputs are answered in order, in several pieces with one content-length."""
     texts = [f"text {at}" for at in range(2048)]
     answer = await serve().call("POST", "/v1/embeddings", ask(input=texts, encoding_format=encoding_format))
     assert answer.pieces > 2
@@ -83,7 +83,7 @@ async def test_many_inputs(encoding_format: str) -> None:
 
 
 async def test_fields_reach_the_task() -> None:
-    """Every field that means something arrives in the task; the alias is answered with the served name."""
+    """Every supported field becomes a field of the task; an alias is answered with the served name."""
     server = serve()
     fields = {"dimensions": 2, "input_type": "query", "prompt_name": "q", "truncate": False, "normalize": False}
     answer = await server.call("POST", "/v1/embeddings", ask(model="mini", user="u", **fields))
@@ -103,14 +103,14 @@ async def test_fields_reach_the_task() -> None:
     ],
 )
 async def test_truncate_words(value: Any, truncate: bool | None, direction: str) -> None:
-    """The words that other servers' clients send mean a flag and a direction."""
+    """Words from other servers' clients become a flag and a direction."""
     server = serve()
     await server.call("POST", "/v1/embeddings", ask(truncate=value))
     assert (server.runner.tasks[0].truncate, server.runner.tasks[0].truncation_direction) == (truncate, direction)
 
 
 async def test_null_means_absent() -> None:
-    """Gateways before us send null for what their users left out."""
+    """Gateways in front of Shoal send null for omitted fields."""
     names = ("encoding_format", "dimensions", "user", "input_type", "prompt_name", "truncate", "normalize")
     server = serve()
     answer = await server.call("POST", "/v1/embeddings", ask(**dict.fromkeys(names)))
@@ -119,7 +119,7 @@ async def test_null_means_absent() -> None:
 
 
 async def test_unknown_fields_are_ignored() -> None:
-    """Fields that OpenAI may add tomorrow do not break a request."""
+    """Fields that OpenAI adds later do not break a request."""
     answer = await serve().call("POST", "/v1/embeddings", ask(new_field={"deep": [1, None]}))
     assert answer.body == GOLDEN
 
@@ -158,7 +158,7 @@ async def test_unknown_fields_are_ignored() -> None:
     ],
 )
 async def test_bad_bodies(body: Any, param: str | None, words: str) -> None:
-    """What is wrong with a body is a 400 in OpenAI's shape, all four keys, naming the field."""
+    """400 in OpenAI's format, with all four keys, naming the field."""
     server = serve()
     answer = await server.call("POST", "/v1/embeddings", body)
     error = answer.json()["error"]
@@ -183,7 +183,7 @@ async def test_bad_bodies(body: Any, param: str | None, words: str) -> None:
     ],
 )
 async def test_bodies_that_are_not_json(body: bytes, words: str) -> None:
-    """What is not JSON at all, or is nested without end, is a 400 too."""
+    """Invalid JSON and too deep nesting are a 400."""
     answer = await serve().call("POST", "/v1/embeddings", body=body)
     assert answer.status == 400
     assert words in answer.json()["error"]["message"]
@@ -202,7 +202,7 @@ async def test_bodies_that_are_not_json(body: bytes, words: str) -> None:
     ],
 )
 async def test_errors_of_the_model(error: Any, status: int, kind: str, code: str | None) -> None:
-    """What the gateway raises keeps its message and field, with OpenAI's status, type and code."""
+    """The gateway's message and field, with OpenAI's status, type and code."""
     answer = await raising(error).call("POST", "/v1/embeddings", ask())
     assert answer.status == status
     assert answer.json() == {"error": {"message": error.message, "type": kind, "param": error.param, "code": code}}
@@ -211,7 +211,7 @@ async def test_errors_of_the_model(error: Any, status: int, kind: str, code: str
 
 
 async def test_unknown_model() -> None:
-    """OpenAI's 404 for a model that is not served, also by id."""
+    """OpenAI's 404 for a model that is not served, also on the route for one model."""
     server = serve()
     for answer in (
         await server.call("POST", "/v1/embeddings", ask(model="text-embedding-3-small")),
@@ -225,7 +225,7 @@ async def test_unknown_model() -> None:
 @pytest.mark.parametrize("named", [{}, {"model": None}, {"model": ""}, {"model": "text-embedding-3-small"}])
 @pytest.mark.parametrize("texts", [["ab"], ["ab" * 40_000]])
 async def test_any_model(named: dict[str, Any], texts: list[str]) -> None:
-    """text-embeddings-inference's clients need not know the name of its one model; a wrong type stays one."""
+    """text-embeddings-inference's clients need not know its model's name; a wrong type is still an error."""
     server = serve(any_model=True)
     for path in ("/v1/embeddings", "/embeddings"):
         answer = await server.call("POST", path, {"input": texts, **named})
@@ -236,22 +236,22 @@ async def test_any_model(named: dict[str, Any], texts: list[str]) -> None:
 
 
 async def test_any_model_leaves_known_names() -> None:
-    """A name that is served means its model, with its role behind it."""
+    """A served name means its model, including its role suffix."""
     server = serve(any_model=True)
     answer = await server.call("POST", "/v1/embeddings", ask(model="mini-query"))
     assert (answer.status, server.runner.tasks[0].input_type) == (200, "query")
 
 
 async def test_any_model_mixes_no_vector_spaces() -> None:
-    """A name that a server may have which is not there yet is not the default's; without a name it is."""
+    """While a server is pending, an unknown name is not the default, because it may be that server's; no name is."""
     server = serve(any_model=True)
     server.gateway.pending_sources["openai+http://there"] = "connection refused"
     assert (await server.call("POST", "/v1/embeddings", ask(model="theirs"))).status == 503
     assert (await server.call("POST", "/v1/embeddings", {"input": "ab"})).status == 200
 
 
-async def test_model_that_is_loading() -> None:
-    """503 with `model_loading` and a time to come back, not a hang."""
+async def test_a_loading_model() -> None:
+    """503 with `model_loading` and Retry-After."""
     server = serve()
     server.gateway.registry.add(Model(name="slow"))
     answer = await server.call("POST", "/v1/embeddings", ask(model="slow"))
@@ -261,7 +261,7 @@ async def test_model_that_is_loading() -> None:
 
 
 async def test_batch_facts() -> None:
-    """How the request was batched is in the headers, and in Server-Timing for browsers."""
+    """The batch facts are in headers, and in Server-Timing for browsers."""
     answer = await serve(RecordingRunner(truncated=1)).call("POST", "/v1/embeddings", ask())
     facts = {name: value for name, value in answer.headers.items() if name.startswith("x-shoal-")}
     assert facts == {

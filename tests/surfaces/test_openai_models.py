@@ -1,4 +1,4 @@
-"""OpenAI's models, and what loads, unloads and deletes them under the same paths."""
+"""OpenAI's model routes, and loading, unloading and deleting on the same paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.surfaces.surface_kit import MODEL, serve
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/"])
 async def test_models(method: str, path: str) -> None:
-    """The list holds OpenAI's four keys and what Shoal knows beyond them, loaded or not."""
+    """Every model, loaded or not, with OpenAI's four keys and Shoal's own."""
     server = serve()
     server.gateway.registry.add(Model(name="slow", created=1_700_000_001))
     answer = await server.call(method, path)
@@ -57,13 +57,13 @@ async def test_models(method: str, path: str) -> None:
 
 @pytest.mark.parametrize("name", [MODEL, "mini", "sentence-transformers/all-MiniLM-L6-v2", MODEL + "/"])
 async def test_one_model(name: str) -> None:
-    """By name or alias, with slashes in it, with or without one at the end."""
+    """By name or alias, with or without a slash at the end."""
     answer = await serve().call("GET", f"/v1/models/{name}")
     assert (answer.status, answer.json()["id"]) == (200, MODEL)
 
 
 async def test_a_failed_model_has_a_reason() -> None:
-    """A model that could not be loaded stays in the list, with its reason; asking it again is no use, and says so."""
+    """A model that failed to load stays in the list with its reason; requests tell clients not to retry."""
     server = serve()
     broken = Model(name="broken")
     server.gateway.registry.add(broken)
@@ -80,15 +80,15 @@ async def test_a_failed_model_has_a_reason() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"model": null}'])
-async def test_posting_nothing_lists(body: bytes) -> None:
-    """Clients exist that POST for the list; only a model in the body makes it a download."""
+async def test_post_without_a_model_lists(body: bytes) -> None:
+    """Some clients POST for the list; only a model in the body makes it a download."""
     server = serve()
     listed = (await server.call("GET", "/v1/models")).json()
     assert (await server.call("POST", "/v1/models", body=body)).json() == listed
 
 
 async def test_download() -> None:
-    """The files are there when the answer comes, and nothing is served."""
+    """The files exist when the answer is sent; nothing is served."""
     async with living() as life:
         answer = await life.manage("POST", "/v1/models", {"model": f"hf:{OTHER}"})
         assert (answer.status, answer.json()) == (200, {"status": "success", "model": OTHER})
@@ -98,7 +98,7 @@ async def test_download() -> None:
 
 @pytest.mark.parametrize("body", [None, {}, {"backend": "triton", "text_in": False}])
 async def test_load(body: Any) -> None:
-    """With or without a choice; a second time it is a success again."""
+    """With or without options; a second load succeeds, too."""
     async with living() as life:
         for _ in range(2):
             answer = await life.manage("POST", f"/v1/models/{OTHER}/load", body)
@@ -110,14 +110,14 @@ async def test_load(body: Any) -> None:
 
 @pytest.mark.parametrize("source", [f"{OTHER}@main", f"hf:{OTHER}"])
 async def test_load_from_a_source(source: str) -> None:
-    """The id may say where the model comes from; the answer names it as it is served."""
+    """The id may be a source; the answer has the served name."""
     async with living() as life:
         answer = await life.manage("POST", f"/v1/models/{source}/load")
         assert (answer.status, answer.json()["model"]) == (200, OTHER)
 
 
 async def test_unload_and_delete() -> None:
-    """Unloading twice is no error; deleting answers as OpenAI does, and what is not there is not found."""
+    """Unloading twice is no error; deleting answers like OpenAI, and a missing model is a 404."""
     async with living() as life:
         for _ in range(2):
             answer = await life.manage("POST", f"/v1/models/{MODEL}/unload/")
@@ -131,8 +131,8 @@ async def test_unload_and_delete() -> None:
 
 
 @pytest.mark.parametrize("path", [f"/v1/models/{OTHER}/unload", f"/v1/models/{OTHER}/unload?wait=false"])
-async def test_unloading_what_nobody_knows(path: str) -> None:
-    """404; of what lies on disk there is just nothing to do."""
+async def test_unloading_an_unknown_model(path: str) -> None:
+    """404; for a stored model there is nothing to do."""
     async with living() as life:
         answer = await life.manage("POST", path)
         assert (answer.status, answer.json()["error"]["code"]) == (404, "model_not_found")
@@ -152,8 +152,8 @@ async def test_unloading_what_nobody_knows(path: str) -> None:
         ("/v2/embed", {"texts": ["a"], "input_type": "search_query", "embedding_types": ["float"]}),
     ],
 )
-async def test_an_unloaded_model_is_listed_as_unloaded(path: str, body: Any) -> None:
-    """In every dialect, also where none is named; a deleted one is forgotten."""
+async def test_an_unloaded_model_is_reported(path: str, body: Any) -> None:
+    """In every dialect, also without a name; a deleted model is forgotten."""
     async with living() as life:
         await life.manage("POST", f"/v1/models/{MODEL}/unload")
         if isinstance(body, dict) and path != "/embed":
@@ -167,15 +167,15 @@ async def test_an_unloaded_model_is_listed_as_unloaded(path: str, body: Any) -> 
         assert b"loaded again" not in answer.body
 
 
-async def test_what_shoal_did_not_make_is_not_deleted() -> None:
-    """403, in OpenAI's shape."""
+async def test_models_of_others_are_not_deleted() -> None:
+    """403, in OpenAI's format."""
     async with living() as life:
         answer = await life.manage("DELETE", f"/v1/models/{FOREIGN}")
         assert (answer.status, answer.json()["error"]["type"]) == (403, "permission_error")
 
 
 async def test_a_load_that_fails() -> None:
-    """The reason is in the answer, which clients do not repeat by themselves; nothing is served."""
+    """The answer has the reason, with a status that clients do not retry; nothing is served."""
     async with living(Scripted(error=SourceError("the hub has no such model"))) as life:
         answer = await life.manage("POST", f"/v1/models/{OTHER}/load")
         assert (answer.status, answer.json()["error"]["message"]) == (424, "the hub has no such model")
@@ -183,7 +183,6 @@ async def test_a_load_that_fails() -> None:
 
 
 async def test_requests_in_flight_finish_before_an_unload() -> None:
-    """Whoever asked before is answered."""
     async with living() as life:
         runner = life.loader.runners[MODEL]
         runner.release = asyncio.Event()

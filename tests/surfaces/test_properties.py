@@ -1,4 +1,4 @@
-"""Whatever JSON, or whatever bytes, a client sends: an answer or a refusal in the dialect, never a failure."""
+"""Any JSON and any bytes get an answer or an error in the dialect."""
 
 from __future__ import annotations
 
@@ -64,14 +64,13 @@ def check(path: str, answer: Answer) -> None:
 @given(path=st.sampled_from(ROUTES), body=values | plausible | st.lists(st.fixed_dictionaries({"query": values})))
 @example(path="/v1/embeddings", body={"input": [[]], "model": MODEL})
 def test_any_json(path: str, body: Any) -> None:
-    """Arbitrary JSON is answered with 200 or a 4xx of the dialect."""
+    """200, or a 4xx in the dialect."""
     check(path, post(path, orjson.dumps(body)))
 
 
 @settings(max_examples=100)
 @given(path=st.sampled_from(ROUTES), body=st.binary(max_size=64))
 def test_any_bytes(path: str, body: bytes) -> None:
-    """So are arbitrary bytes."""
     check(path, post(path, body))
 
 
@@ -81,8 +80,8 @@ ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4)
 
 @settings(max_examples=100)
 @given(inputs=texts | st.lists(texts, min_size=1, max_size=200) | ids | st.lists(ids, min_size=1, max_size=8))
-def test_every_legal_input_is_answered(inputs: Any) -> None:
-    """Every input that the dialect allows gives as many vectors as it holds, in order and in both encodings."""
+def test_every_valid_input_is_answered(inputs: Any) -> None:
+    """One vector per input, in order and in both encodings."""
     count = 1 if isinstance(inputs, str) or isinstance(inputs[0], int) else len(inputs)
     for encoding_format in ("float", "base64"):
         body = {"input": inputs, "model": MODEL, "encoding_format": encoding_format}

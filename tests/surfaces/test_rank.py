@@ -1,4 +1,4 @@
-"""POST /rank: texts in the order in which they fit a picture."""
+"""POST /rank: texts ranked by how well they describe an image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.errors import Overloaded
 from shoal.specs import ContrastSpec
 from shoal.types import Image
 from tests.surfaces.family_kit import CLASSIFIER, CLIP, CONTRAST, DIMENSION, EMBEDDER, family
-from tests.surfaces.pictures_kit import ONE, TWO, Album
+from tests.surfaces.image_fetch_kit import ONE, TWO, Album
 from tests.surfaces.surface_kit import RecordingRunner, Server, serve
 
 TEXTS = ["a cat", "a dog", "a red square", "a shoal of fish at noon"]
@@ -28,18 +28,18 @@ def vectors(*items: str | Image) -> Any:
     return np.stack([compute_vector(tokenize_item(each), DIMENSION) for each in items])
 
 
-def expected(picture: Image, scoring: ContrastSpec = CONTRAST) -> list[dict[str, Any]]:
-    """By the score, the best first."""
-    cosine, scores = compute_scores(vectors(picture), vectors(*TEXTS), scoring)
+def expected(image: Image, scoring: ContrastSpec = CONTRAST) -> list[dict[str, Any]]:
+    """Return the results in descending order."""
+    cosine, scores = compute_scores(vectors(image), vectors(*TEXTS), scoring)
     rows = zip(range(len(TEXTS)), TEXTS, cosine[0].tolist(), scores[0].tolist(), strict=True)
     entries = [dict(zip(("index", "text", "cosine", "score"), row, strict=True)) for row in rows]
     return sorted(entries, key=lambda entry: -entry["score"])
 
 
-def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
-    assert [(each["index"], each["text"]) for each in found] == [(each["index"], each["text"]) for each in expected]
-    numbers = [[each[name] for name in ("cosine", "score")] for each in (*found, *expected)]
-    return np.allclose(numbers[: len(found)], numbers[len(found) :], atol=1e-5)
+def same(results: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
+    assert [(each["index"], each["text"]) for each in results] == [(each["index"], each["text"]) for each in expected]
+    numbers = [[each[name] for name in ("cosine", "score")] for each in (*results, *expected)]
+    return np.allclose(numbers[: len(results)], numbers[len(results) :], atol=1e-5)
 
 
 @pytest.fixture
@@ -49,12 +49,12 @@ def album() -> Album:
 
 @pytest.fixture
 async def server(album: Album) -> AsyncIterator[Server]:
-    async with family(EMBEDDER, CLASSIFIER, CLIP, pictures=album.pictures()) as made:
-        yield made
+    async with family(EMBEDDER, CLASSIFIER, CLIP, image_reader=album.image_reader()) as server:
+        yield server
 
 
 async def test_rank(server: Server, album: Album) -> None:
-    """The best text first, with its place, cosine and share; headers go along with the URL."""
+    """The best text first, with index, cosine and score; the fetch uses the given headers."""
     headers = {"authorization": "Bearer x"}
     answer = await server.call("POST", "/rank", {**RANK, "image_download_headers": headers})
     reply = answer.json()
@@ -68,19 +68,19 @@ async def test_rank(server: Server, album: Album) -> None:
     assert int(answer.headers["x-shoal-batch-size"]) >= 1
 
 
-async def test_several_pictures(server: Server) -> None:
-    """A ranking for each, in their order, each by itself; a URL bare and in an object."""
+async def test_several_images(server: Server) -> None:
+    """One ranking per image, in order; a URL may be a string or an object."""
     body = {"model": CLIP, "images": [{"url": TWO}, ONE], "texts": TEXTS, "top_n": 2}
     reply = (await server.call("POST", "/rank", body)).json()
     assert list(reply) == ["model", "activation", "images", "usage"]
     assert [each["index"] for each in reply["images"]] == [0, 1]
-    for each, picture in zip(reply["images"], (OTHER, LINKED), strict=True):
-        assert same(each["results"], expected(picture)[:2])
+    for each, image in zip(reply["images"], (OTHER, LINKED), strict=True):
+        assert same(each["results"], expected(image)[:2])
     assert reply["usage"]["total_tokens"] == TOKENS
 
 
 async def test_many_texts(server: Server) -> None:
-    """More than are written at once, and a text above the size that is decoded in one go."""
+    """More texts than are written at once, and one above the size that is decoded at once."""
     texts = [f"text {at}" for at in range(200)] + ["word " * 20_000]
     answer = await server.call("POST", "/rank", {**RANK, "texts": texts})
     reply = answer.json()
@@ -92,23 +92,23 @@ async def test_many_texts(server: Server) -> None:
 
 
 async def test_sigmoid() -> None:
-    """SigLIP's scores do not add up to anything; the order is that of the cosines."""
+    """SigLIP's scores do not sum to 1; the order is that of the cosines."""
     scoring = ContrastSpec(scale=8.0, bias=-6.0, activation="sigmoid")
-    async with family(CLIP, pictures=Album().pictures(), facts={"contrast": scoring}) as server:
+    async with family(CLIP, image_reader=Album().image_reader(), facts={"contrast": scoring}) as server:
         reply = (await server.call("POST", "/rank", RANK)).json()
     assert reply["activation"] == "sigmoid"
     assert same(reply["results"], expected(LINKED, scoring))
 
 
-async def test_the_model_that_nobody_names(server: Server) -> None:
-    """The first that compares pictures with texts, before the default that embeds."""
+async def test_the_default_model(server: Server) -> None:
+    """The first image-text model, before the default embedder."""
     answer = await server.call("POST", "/rank", {"image": ONE, "texts": TEXTS, "model": None, "top_n": 0})
     assert (answer.status, answer.json()["model"], len(answer.json()["results"])) == (200, CLIP, 4)
 
 
 @pytest.mark.parametrize(("names", "status"), [([EMBEDDER], 400), ([CLASSIFIER], 400)])
-async def test_no_model_that_could(names: list[str], status: int) -> None:
-    """What to serve is said."""
+async def test_no_image_text_model(names: list[str], status: int) -> None:
+    """The error names models to serve."""
     async with family(*names) as server:
         answer = await server.call("POST", "/rank", {"image": ONE, "texts": TEXTS})
     assert (answer.status, answer.json()["error"]["param"]) == (status, "model")
@@ -160,23 +160,23 @@ async def test_refused_before_anything_is_fetched(
         ({"texts": ["a", "reject-item"]}, "text 1: "),
     ],
 )
-async def test_what_is_wrong_is_named(server: Server, fields: dict[str, Any], message: str) -> None:
-    """Pictures and texts are counted by themselves."""
+async def test_the_bad_input_is_named(server: Server, fields: dict[str, Any], message: str) -> None:
+    """Images and texts are counted separately."""
     answer = await server.call("POST", "/rank", {**RANK, **fields})
     assert (answer.status, answer.json()["error"]["message"].startswith(message)) == (400, True), answer.body
 
 
 @pytest.mark.parametrize(("modality", "words"), [("text", "accepts only text"), ("image", "only images")])
 async def test_one_tower_cannot_compare(album: Album, modality: str, words: str) -> None:
-    """A model of which one half is loaded is told from one that never could."""
-    async with family(CLIP, pictures=album.pictures(), facts={"modalities": (modality,)}) as server:
+    """A model with only one tower loaded gets its own error."""
+    async with family(CLIP, image_reader=album.image_reader(), facts={"modalities": (modality,)}) as server:
         answer = await server.call("POST", "/rank", RANK)
     assert (answer.status, words in answer.json()["error"]["message"]) == (400, True), answer.body
     assert not album.fetched
 
 
 async def test_a_full_queue() -> None:
-    """As everywhere: 429, and when to come again."""
+    """429 with Retry-After."""
     runner = RecordingRunner(error=Overloaded("full", retry_after=3))
     runner.facts = replace(runner.facts, modalities=("text", "image"), contrast=CONTRAST)
     answer = await serve(runner).call("POST", "/rank", {"image": "data:,x", "texts": ["a"]})

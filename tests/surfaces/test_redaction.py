@@ -1,4 +1,4 @@
-"""The address of a server behind reaches no client: not in an error of any kind on any surface, nor in a list."""
+"""No error on any surface, nor a list, shows clients the address of a backend server."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ SECRETS = ("10.0.0.5", "internal", "fd00::", "localhost:9", ":8001", ":8000", ",
 
 def kinds() -> Iterator[type[ShoalError]]:
     for each in vars(errors).values():
-        # What an OpenAI-compatible server says itself is passed on.
+        # The message of an OpenAI-compatible server is passed on.
         if isinstance(each, type) and issubclass(each, BackendError | CapacityError | SetupError):
             yield from () if each is errors.UpstreamRefused else (each,)
 
 
-def made(kind: type[ShoalError], message: str) -> ShoalError:
-    found = kind.__new__(kind)
-    ShoalError.__init__(found, message)
+def make_error(kind: type[ShoalError], message: str) -> ShoalError:
+    error = kind.__new__(kind)
+    ShoalError.__init__(error, message)
     for name in ("file", "key"):
-        if not hasattr(found, name):
-            setattr(found, name, "")
-    return found
+        if not hasattr(error, name):
+            setattr(error, name, "")
+    return error
 
 
 def leaks(text: str) -> list[str]:
@@ -60,7 +60,7 @@ def leaks(text: str) -> list[str]:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_every_form_of_an_address(place: str) -> None:
-    """As Shoal, aiohttp and gRPC write them, in the middle of a sentence and at its ends."""
+    """As Shoal, aiohttp and gRPC write them, inside a sentence and at its ends."""
     for text in (f"the server at {place} cannot serve now: try again", place, f"({place})", f"{place}, {place}."):
         assert not leaks(redact(text)), redact(text)
 
@@ -73,19 +73,19 @@ def test_every_form_of_an_address(place: str) -> None:
         "hf:org/name@main asks for torch 2.4.1: pip install 'shoal[torch]'",
     ],
 )
-def test_what_is_none_stays(text: str) -> None:
-    """Names of models, numbers and versions."""
+def test_other_text_is_kept(text: str) -> None:
+    """Model names, numbers and versions."""
     assert redact(text) == text
 
 
 @pytest.mark.parametrize("surface", SURFACES, ids=lambda each: each.__name__)
-def test_every_kind_on_every_surface(surface: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """The words around the address stay, and the log has all of them."""
+def test_every_error_on_every_surface(surface: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The text around the address stays, and the log has all of it."""
     render = surface(Options()).render_error
     with caplog.at_level(logging.WARNING, "shoal.http"):
         for kind, place in product(kinds(), PLACES):
             message = f"the server at {place} cannot serve now"
-            status, headers, body = render(redact_error(made(kind, message), "req_1"))
+            status, headers, body = render(redact_error(make_error(kind, message), "req_1"))
             assert status >= 400
             assert not leaks(body.decode() + str(headers)), body
             assert message in caplog.text
@@ -94,13 +94,13 @@ def test_every_kind_on_every_surface(surface: Any, caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize("server", ["http://10.0.0.5:8000/v1", "https://llm.internal/v1", "http://[fd00::5]:8000"])
 @pytest.mark.parametrize("surface", SURFACES, ids=lambda each: each.__name__)
 def test_a_server_that_names_itself(surface: Any, server: str) -> None:
-    """Before an answer and in a stream: its own address is hidden in its words, another one stays."""
+    """Its own address is hidden in its message, before an answer and in a stream; others stay."""
     place = server.removeprefix("https://").removeprefix("http://").removesuffix("/v1")
     words = f"see {server}/docs or {place}, not http://pictures.example:80/a.png"
     body = orjson.dumps({"error": {"message": words, "type": "server_error"}})
     error = errors.UpstreamRefused(f"the server at {server} refused ({words})", status=500, body=body, server=server)
-    made = surface(Options())
-    status, headers, content = made.render_error(redact_error(error, "req_1"))
+    renderer = surface(Options())
+    status, headers, content = renderer.render_error(redact_error(error, "req_1"))
     assert status >= 400
     assert not leaks(content.decode() + str(headers)), content
     if b"[address hidden]" in content:
@@ -109,9 +109,9 @@ def test_a_server_that_names_itself(surface: Any, server: str) -> None:
     assert error.body == body
 
 
-def test_a_callers_own_words_stay() -> None:
-    """An address that the client sent, as that of a picture, is not hidden from it."""
-    error = RequestError("the picture at http://pictures.internal:8000/a.png cannot be read")
+def test_a_clients_address_is_kept() -> None:
+    """An address that the client sent, like an image's URL, is not hidden from it."""
+    error = RequestError("the image at http://pictures.internal:8000/a.png cannot be read")
     assert redact_error(error, "req_1") is error
 
 
@@ -119,8 +119,8 @@ def test_a_callers_own_words_stay() -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/api/chat", "/api/generate"]
 )
-async def test_errors_of_a_generation(path: str, stream: bool) -> None:
-    """Before an answer and in the middle of it, in every dialect that streams."""
+async def test_errors_of_generations(path: str, stream: bool) -> None:
+    """Before an answer and in mid-stream, in every dialect that streams."""
     body: dict[str, Any] = {"prompt": "a"}
     if path.endswith(("chat", "chat/completions")):
         body = {"messages": [{"role": "user", "content": "a"}]}

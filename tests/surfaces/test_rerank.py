@@ -1,4 +1,4 @@
-"""Rerank in every dialect: Jina and Voyage on /rerank and /v1/rerank, NVIDIA's /v1/ranking, and who owns /rerank."""
+"""Rerank in every dialect: Jina and Voyage on /rerank and /v1/rerank, NVIDIA's /v1/ranking, and /rerank's owner."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ ORDER = sorted(range(4), key=lambda at: -SCORES[at])
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    async with family() as made:
-        yield made
+    async with family() as server:
+        yield server
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v1/rerank/"])
 async def test_the_format_of_jina(server: Server, path: str) -> None:
-    """The best first, each with its place, its score and its text; usage, and what older clients of Cohere look for."""
+    """Descending order, each with index, score and text; usage, and the `meta` that older Cohere clients read."""
     answer = await server.call("POST", path, ASK)
     reply = answer.json()
     assert answer.status == 200
@@ -54,7 +54,7 @@ async def test_the_format_of_jina(server: Server, path: str) -> None:
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank"])
 @pytest.mark.parametrize("top_k", [None, 2])
 async def test_the_format_of_voyage(server: Server, path: str, top_k: int | None) -> None:
-    """Its client sends `top_k` also as null, and that it is there decides; byte for byte in Voyage's order of keys."""
+    """A `top_k` field, even null, selects this format; keys are in Voyage's order."""
     voyage = {"query": QUERY, "documents": DOCUMENTS, "model": RERANKER, "top_k": top_k, "truncation": True}
     answer = await server.call("POST", path, voyage)
     reply = answer.json()
@@ -69,14 +69,14 @@ async def test_the_format_of_voyage(server: Server, path: str, top_k: int | None
 @pytest.mark.parametrize(
     ("top", "count"), [({"top_n": 2}, 2), ({"top_n": 0}, 4), ({"top_n": None}, 4), ({"top_n": 9}, 4), ({}, 4)]
 )
-async def test_how_many(server: Server, top: dict[str, Any], count: int) -> None:
-    """The best of them; nought, null and more than there are mean all."""
+async def test_top_n(server: Server, top: dict[str, Any], count: int) -> None:
+    """0, null and more than the number of documents mean all."""
     reply = (await server.call("POST", "/v1/rerank", {**ASK, **top})).json()
     assert [each["index"] for each in reply["results"]] == ORDER[:count]
 
 
 async def test_without_documents_and_raw(server: Server) -> None:
-    """Documents are left out on request; raw scores are the logits, by Infinity's name and by vLLM's."""
+    """Documents are omitted on request; raw scores are logits, by Infinity's name and by vLLM's."""
     reply = (await server.call("POST", "/v1/rerank", {**ASK, "return_documents": False, "raw_scores": True})).json()
     assert all(set(each) == {"index", "relevance_score"} for each in reply["results"])
     logits = sorted((score(each, raw=True) for each in DOCUMENTS), reverse=True)
@@ -86,7 +86,7 @@ async def test_without_documents_and_raw(server: Server) -> None:
 
 
 async def test_documents_as_objects(server: Server) -> None:
-    """A document, and the query, may have its text in an object; other fields of it are ignored."""
+    """Documents and the query may be objects with a text; other fields are ignored."""
     documents = [{"text": each, "id": 7} if at % 2 else each for at, each in enumerate(DOCUMENTS)]
     reply = (await server.call("POST", "/v1/rerank", {"query": {"text": QUERY}, "documents": documents})).json()
     assert [(each["index"], each["document"]["text"]) for each in reply["results"]] == [
@@ -95,7 +95,7 @@ async def test_documents_as_objects(server: Server) -> None:
 
 
 async def test_many_documents(server: Server) -> None:
-    """2,048 of them, as texts and as objects in a body that is decoded in turns, come back in pieces and in order."""
+    """2,048 documents, as texts and as objects, decoded in slices, are answered in pieces and in order."""
     texts = [f"document {at} " + "filler " * 8 for at in range(2048)]
     plain = await server.call("POST", "/v1/rerank", {"query": "q", "documents": texts})
     objects = await server.call("POST", "/v1/rerank", {"query": "q", "documents": [{"text": each} for each in texts]})
@@ -110,7 +110,7 @@ async def test_many_documents(server: Server) -> None:
 
 
 async def test_ties_keep_their_order(server: Server) -> None:
-    """Equal documents keep their order here; in text-embeddings-inference the later one comes first."""
+    """Equal documents keep their order; in text-embeddings-inference the later one comes first."""
     same = ["fish"] * 3
     jina = (await server.call("POST", "/rerank", {"query": QUERY, "documents": same})).json()["results"]
     tei = (await server.call("POST", "/rerank", {"query": QUERY, "texts": same})).json()
@@ -120,7 +120,7 @@ async def test_ties_keep_their_order(server: Server) -> None:
 
 
 async def test_texts_are_tei(server: Server) -> None:
-    """With `texts` both the bare array and the error are text-embeddings-inference's."""
+    """With `texts`, answer and error have text-embeddings-inference's format."""
     answer = await server.call("POST", "/rerank", {"query": QUERY, "texts": DOCUMENTS, "documents": None})
     assert [each["index"] for each in answer.json()] == ORDER
     refused = await server.call("POST", "/rerank", {"query": QUERY, "texts": []})
@@ -139,7 +139,7 @@ async def test_texts_are_tei(server: Server) -> None:
     ],
 )
 async def test_neither_or_both(server: Server, body: Any, status: int, words: str) -> None:
-    """What cannot be told apart is refused with what to send."""
+    """An ambiguous body is rejected with what to send."""
     answer = await server.call("POST", "/rerank", body)
     assert (answer.status, words in answer.body.decode()) == (status, True)
 
@@ -169,15 +169,15 @@ async def test_neither_or_both(server: Server, body: Any, status: int, words: st
     ],
 )
 async def test_refusals(server: Server, fields: dict[str, Any], status: int, words: str) -> None:
-    """A `detail` that names the field, on both paths, and nothing else in the body."""
+    """A `detail` that names the field, on both paths, and no other key."""
     for path in ("/rerank", "/v1/rerank"):
         answer = await server.call("POST", path, {**ASK, **fields})
         assert (answer.status, list(answer.json())) == (status, ["detail"]), answer.body
         assert words in answer.json()["detail"]
 
 
-async def test_what_is_accepted(server: Server) -> None:
-    """Fields of others that change nothing here, or say what is so anyway."""
+async def test_ignored_fields(server: Server) -> None:
+    """Other dialects' fields that have no effect, or state the default."""
     fields = {
         "max_chunks_per_doc": 10,
         "rank_fields": ["text"],
@@ -195,8 +195,8 @@ async def test_what_is_accepted(server: Server) -> None:
     assert (await server.call("POST", "/v1/rerank", {**ASK, "truncate_prompt_tokens": 512})).status == 200
 
 
-async def test_where_nobody_reranks() -> None:
-    """A model that embeds ranks by the cosine of its vectors; a limit of a document that changes nothing is no harm."""
+async def test_rerank_with_an_embedder() -> None:
+    """An embedder ranks by cosine; a limit per document is rejected unless it has no effect."""
     async with family(EMBEDDER) as server:
         reply = (await server.call("POST", "/v1/rerank", {**ASK, "max_tokens_per_doc": 4096})).json()
         refused = await server.call("POST", "/v1/rerank", {**ASK, "max_tokens_per_doc": 8})
@@ -210,7 +210,7 @@ async def test_where_nobody_reranks() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/ranking", "/ranking"])
 async def test_the_format_of_nvidia(server: Server, path: str) -> None:
-    """Logits of passages, falling: its client does not sort."""
+    """Descending logits, because its client does not sort."""
     passages = [{"text": each} for each in DOCUMENTS]
     body = {"model": RERANKER, "query": {"text": QUERY}, "passages": passages, "truncate": "END"}
     answer = await server.call("POST", path, body, headers={"authorization": "Bearer **********"})
@@ -225,9 +225,9 @@ async def test_the_format_of_nvidia(server: Server, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v1/ranking", "/ranking"])
-async def test_who_is_not_let_in(path: str) -> None:
-    """A wrong key, a wrong method and a path below are told in `detail`; on /rerank nobody has said whose it is, and
-    the older owner answers."""
+async def test_error_format(path: str) -> None:
+    """A wrong key, a wrong method and a path below give a `detail`; on /rerank the dialect is not known yet, so a 401
+    has text-embeddings-inference's format."""
     server = serve(api_key=("key",))
     wrong = await server.call("POST", path, ASK)
     assert (wrong.status, list(wrong.json())) == (401, ["detail"])
@@ -240,7 +240,7 @@ async def test_who_is_not_let_in(path: str) -> None:
 
 
 async def test_a_full_queue() -> None:
-    """429 says when to come again, in the dialect of the body."""
+    """429 with Retry-After, in the dialect of the body."""
     server = serve(RecordingRunner(error=Overloaded("The queue is full.", retry_after=1.5)))
     for path, body in (("/rerank", ASK), ("/v1/rerank", {**ASK, "top_k": None})):
         answer = await server.call("POST", path, body)
@@ -249,7 +249,7 @@ async def test_a_full_queue() -> None:
 
 
 async def test_open_webui(server: Server) -> None:
-    """Its reranker sorts by `index` and takes every score: none may be missing."""
+    """Its reranker sorts by `index` and requires every score."""
     body = {"model": RERANKER, "query": QUERY, "documents": DOCUMENTS, "top_n": len(DOCUMENTS)}
     answer = await server.call("POST", "/v1/rerank", body, headers={"authorization": "Bearer "})
     results = sorted(orjson.loads(answer.body)["results"], key=lambda each: each["index"])
@@ -265,8 +265,8 @@ async def test_open_webui(server: Server) -> None:
         ({"top_n": 2, "top_k": 0}, 2),
     ],
 )
-async def test_two_names_that_agree(server: Server, fields: dict[str, Any], count: int) -> None:
-    """A word and its flag are one thing, and 0 says nothing."""
+async def test_aliases(server: Server, fields: dict[str, Any], count: int) -> None:
+    """A word and a flag that agree are accepted, and 0 means unset."""
     answer = await server.call("POST", "/v1/rerank", {**ASK, **fields})
     assert answer.status == 200, answer.body
     assert len(answer.json()["data" if "top_k" in fields else "results"]) == count
@@ -274,8 +274,8 @@ async def test_two_names_that_agree(server: Server, fields: dict[str, Any], coun
 
 @pytest.mark.parametrize("raw", [False, True])
 async def test_infinity(server: Server, raw: bool) -> None:
-    """Its clients always send `raw_scores`; a document comes back as it was sent, a text, and only when asked for.
-    `object` must be `rerank` for them, and stays `list` for everybody else."""
+    """Its clients always send `raw_scores` and require `object` to be `rerank`; others get `list`. A document is
+    returned as a text, and only on request."""
     body = {**ASK, "raw_scores": raw}
     answer = (await server.call("POST", "/rerank", body)).json()
     plain = answer["results"]

@@ -1,4 +1,4 @@
-"""OpenAI's responses: items in and out, typed events, and no memory."""
+"""OpenAI's Responses API: items in and out, typed events, and no stored state."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ async def test_an_answer(path: str) -> None:
 
 
 async def test_items_become_messages() -> None:
-    """Calls join the turn that they belong to, thoughts the turn that follows them."""
+    """Calls join their turn, reasoning joins the turn after it."""
     server = serve_chat()
-    picture = {"type": "input_image", "image_url": "https://a.example/b.png", "detail": "auto"}
+    image = {"type": "input_image", "image_url": "https://a.example/b.png", "detail": "auto"}
     items = [
         {"role": "developer", "content": "be kind"},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "see"}, picture]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "see"}, image]},
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "ok"}]},
         {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"a":1}'},
@@ -93,7 +93,7 @@ async def test_items_become_messages() -> None:
 
 
 async def test_fields_reach_the_task() -> None:
-    """And are told again in the answer."""
+    """The answer repeats them."""
     server = serve_chat()
     form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "strict": True}
     fields = {
@@ -119,8 +119,8 @@ async def test_fields_reach_the_task() -> None:
     assert (body["store"], body["reasoning"]["effort"], body["max_output_tokens"]) == (False, "high", 9)
 
 
-async def test_calls_of_tools() -> None:
-    """Thoughts, a text and calls are items of their own, in this order."""
+async def test_tool_calls() -> None:
+    """Reasoning, text and calls are separate items, in this order."""
     body = (await serve_chat(FakeRunner(reply=lambda task: CALLS)).call("POST", PATHS[0], ask(tools=[ADD]))).json()
     thought, message, add, sub = body["output"]
     assert (thought["type"], thought["content"]) == ("reasoning", [{"type": "reasoning_text", "text": "let me see"}])
@@ -136,8 +136,8 @@ async def test_calls_of_tools() -> None:
     ("reason", "why"), [("length", "max_output_tokens"), ("content_filter", "content_filter"), ("stop", None)]
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_answers_that_were_cut(reason: str, why: str | None, stream: bool) -> None:
-    """They are incomplete, and say why."""
+async def test_truncated_answers(reason: str, why: str | None, stream: bool) -> None:
+    """They are incomplete, with the reason."""
     chunks = [Chunk(text="half"), Chunk(finish_reason=reason), Chunk(usage=Usage())]
     answer = await serve_chat(FakeRunner(reply=lambda task: chunks)).call("POST", PATHS[0], ask(stream=stream))
     body = data_of(answer.body)[-1]["response"] if stream else answer.json()
@@ -149,14 +149,14 @@ async def test_answers_that_were_cut(reason: str, why: str | None, stream: bool)
 
 
 async def test_an_empty_answer() -> None:
-    """A message without text, not an output without items."""
+    """One message without text."""
     chunks = [Chunk(finish_reason="stop"), Chunk(usage=Usage())]
     body = (await serve_chat(FakeRunner(reply=lambda task: chunks)).call("POST", PATHS[0], ask())).json()
     assert [each["content"][0]["text"] for each in body["output"]] == [""]
 
 
 async def test_typed_events() -> None:
-    """What grows is announced, told piece by piece, and told whole; every event has its number and its name twice."""
+    """Each item is added, sent in deltas, then done; events have sequence numbers, and their type twice."""
     answer = await serve_chat(FakeRunner(reply=lambda task: CALLS)).call(
         "POST", PATHS[0], ask(stream=True, tools=[ADD])
     )
@@ -190,7 +190,7 @@ async def test_typed_events() -> None:
     ("error", "code"), [(EngineFailed("x"), "server_error"), (Overloaded("x"), "rate_limit_exceeded")]
 )
 async def test_errors_in_mid_stream(error: Exception, code: str) -> None:
-    """The response failed, and holds what there was of it."""
+    """The response failed, with the partial output."""
     answer = await serve_chat(FakeRunner(error=error, fail_after=1)).call("POST", PATHS[0], ask(stream=True))
     last = data_of(answer.body)[-1]
     assert last["type"] == "response.failed"
@@ -203,7 +203,7 @@ async def test_errors_in_mid_stream(error: Exception, code: str) -> None:
 
 
 async def test_an_upstream_is_passed_on() -> None:
-    """Its events byte for byte, without one of ours; what fails then is an error event."""
+    """Its events byte for byte, and no others; a later failure is an error event."""
     raw = b'event: response.created\ndata: {"type":"response.created"}\n\n'
     chunks = [Chunk(raw=("openai.responses", raw), usage=Usage(completion_tokens=1))]
     assert (
@@ -268,13 +268,13 @@ async def test_bad_bodies(fields: dict[str, Any], param: str, words: str) -> Non
         {"max_output_tokens": -1, "service_tier": "auto", "stream_options": {"include_obfuscation": False}},
     ],
 )
-async def test_what_asks_for_nothing(fields: dict[str, Any]) -> None:
-    """Fields that clients send by themselves do no harm."""
+async def test_fields_without_effect(fields: dict[str, Any]) -> None:
+    """Fields that clients send by default are accepted."""
     assert (await serve_chat().call("POST", PATHS[0], ask(**fields))).status == 200
 
 
 async def test_calls_in_one_turn() -> None:
-    """They go to the list of one message, which is not made anew for each; so many are no turn of any model."""
+    """All calls of a turn go to one message, which is not copied for each; more than 128 are rejected."""
     call = {"type": "function_call", "call_id": "a", "name": "add", "arguments": "{}"}
     question = {"role": "user", "content": "x"}
     server = serve_chat()
@@ -287,7 +287,7 @@ async def test_calls_in_one_turn() -> None:
 
 
 async def test_a_failure_before_the_answer() -> None:
-    """Nothing is made up to be ended."""
+    """No items are invented only to be closed."""
     chunks = [Chunk(), Chunk(text="x")]
     answer = await serve_chat(FakeRunner(reply=lambda task: chunks, error=EngineFailed("x"), fail_after=1)).call(
         "POST", PATHS[0], ask(stream=True)
@@ -298,7 +298,7 @@ async def test_a_failure_before_the_answer() -> None:
 
 
 async def test_logprobs() -> None:
-    """They are asked for by name, and told with the text."""
+    """They are requested by `include`, and sent with the text."""
     answer = await serve_chat().call("POST", PATHS[0], ask(include=["message.output_text.logprobs"], stream=True))
     deltas = [each for each in data_of(answer.body) if each["type"] == "response.output_text.delta"]
     assert [each["logprobs"][0]["token"] for each in deltas] == ["one", " two"]
@@ -330,7 +330,7 @@ names = [
     body=st.fixed_dictionaries({"input": st.lists(item, max_size=3) | values}, optional=dict.fromkeys(names, values))
 )
 def test_any_json(body: Any) -> None:
-    """Whatever is sent: an answer, or a refusal in OpenAI's shape."""
+    """Any JSON gets an answer, or an error in OpenAI's format."""
     answer = asyncio.run(serve_chat().call("POST", PATHS[0], body=json.dumps(body).encode()))
     assert answer.status in (200, 400)
     if answer.status == 400:

@@ -23,8 +23,8 @@ def score(left: str, right: str, *, raw: bool = False) -> float:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    async with family() as made:
-        yield made
+    async with family() as server:
+        yield server
 
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
@@ -32,7 +32,7 @@ async def server() -> AsyncIterator[Server]:
     "names", [("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items")]
 )
 async def test_one_against_many(server: Server, path: str, names: tuple[str, str]) -> None:
-    """By any of the names; in order, and in vLLM's envelope."""
+    """All field names, in order, in vLLM's envelope."""
     answer = await server.call("POST", path, {"model": RERANKER, names[0]: "what", names[1]: TEXTS})
     reply = answer.json()
     assert answer.status == 200
@@ -50,7 +50,7 @@ async def test_one_against_many(server: Server, path: str, names: tuple[str, str
 
 
 async def test_pair_by_pair(server: Server) -> None:
-    """As many as many; one and one; raw without the activation."""
+    """Two lists of equal length; two texts; raw scores without the activation."""
     answer = await server.call("POST", "/score", {"text_1": TEXTS, "text_2": TEXTS[::-1]})
     pairs = list(zip(TEXTS, TEXTS[::-1], strict=True))
     assert [each["score"] for each in answer.json()["data"]] == pytest.approx([score(*pair) for pair in pairs])
@@ -59,8 +59,8 @@ async def test_pair_by_pair(server: Server) -> None:
 
 
 @pytest.mark.parametrize("model", [CLASSIFIER, RERANKER])
-async def test_pooling_where_nothing_embeds(model: str) -> None:
-    """Without a model and a task: the scores of what is there. A task is meant."""
+async def test_pooling_without_an_embedder(model: str) -> None:
+    """Without model and task, the scores of the served model. A named task is not replaced by another."""
     async with family(model) as server:
         plain = await server.call("POST", "/pooling", {"input": TEXTS})
         named = await server.call("POST", "/pooling", {"input": TEXTS, "model": model, "task": "classify"})
@@ -82,7 +82,7 @@ async def test_pooling_where_nothing_embeds(model: str) -> None:
     ],
 )
 async def test_a_model_that_is_not_loaded(path: str, body: dict[str, Any]) -> None:
-    """Another try will help: what it can do is not known yet, and nothing is refused for it."""
+    """503 with Retry-After: its abilities are not known yet, so no field is rejected."""
     async with family(EMBEDDER) as server:
         server.gateway.registry.add(Model(name="late"))
         answer = await server.call("POST", path, {"model": "late", **body})
@@ -90,7 +90,7 @@ async def test_a_model_that_is_not_loaded(path: str, body: dict[str, Any]) -> No
 
 
 async def test_many_pairs(server: Server) -> None:
-    """Two long lists, in a body that is decoded in turns."""
+    """Two long lists, in a body that is decoded in slices."""
     left, right = ([f"{side} {at} " + "filler " * 8 for at in range(1024)] for side in "ab")
     answer = await server.call("POST", "/score", {"queries": left, "items": right})
     scores = [each["score"] for each in answer.json()["data"]]
@@ -114,7 +114,7 @@ async def test_many_pairs(server: Server) -> None:
     ],
 )
 async def test_refusals(server: Server, body: Any, param: str | None, words: str) -> None:
-    """OpenAI's nested error, as vLLM has it."""
+    """OpenAI's nested error, like vLLM's."""
     answer = await server.call("POST", "/v1/score", body)
     error = answer.json()["error"]
     assert (answer.status, set(error)) == (400, {"message", "type", "param", "code"})
@@ -122,20 +122,20 @@ async def test_refusals(server: Server, body: Any, param: str | None, words: str
     assert words in error["message"]
 
 
-async def test_who_is_not_let_in() -> None:
-    """Also the routes without /v1 want a key, which vLLM's do not."""
+async def test_keys() -> None:
+    """Routes without /v1 require a key, too, unlike vLLM's."""
     async with family(api_key=("key",)) as server:
         for path in ("/score", "/v1/score", "/classify", "/v1/classify", "/pooling"):
             answer = await server.call("POST", path, {"input": "a"})
             assert (answer.status, answer.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
-async def test_pooling_gives_vectors(server: Server) -> None:
-    """One an input, as numbers and in base64; without the activation they are not scaled."""
-    found = (await server.call("POST", "/pooling", {"model": EMBEDDER, "input": TEXTS})).json()
+async def test_pooling_vectors(server: Server) -> None:
+    """One per input, as numbers and in base64; without the activation they are not normalized."""
+    reply = (await server.call("POST", "/pooling", {"model": EMBEDDER, "input": TEXTS})).json()
     packed = await server.call("POST", "/pooling", {"model": EMBEDDER, "input": TEXTS, "encoding_format": "base64"})
-    assert found["id"].startswith("pool-")
-    for text, each, other in zip(TEXTS, found["data"], packed.json()["data"], strict=True):
+    assert reply["id"].startswith("pool-")
+    for text, each, other in zip(TEXTS, reply["data"], packed.json()["data"], strict=True):
         expected = compute_vector(tokenize_item(text), DIMENSION)
         assert each["data"] == pytest.approx(expected / np.linalg.norm(expected), abs=1e-6)
         assert np.frombuffer(base64.b64decode(other["data"]), "<f4").tolist() == pytest.approx(each["data"])
@@ -143,25 +143,25 @@ async def test_pooling_gives_vectors(server: Server) -> None:
     assert raw.json()["data"][0]["data"] == compute_vector(tokenize_item("fish"), DIMENSION)[:2].tolist()
 
 
-async def test_pooling_gives_tokens(server: Server) -> None:
-    """A vector for each token."""
+async def test_pooling_token_vectors(server: Server) -> None:
+    """One vector per token."""
     body = {"input": TEXTS, "task": "token_embed"}
-    found = (await server.call("POST", "/pooling", body)).json()["data"]
+    entries = (await server.call("POST", "/pooling", body)).json()["data"]
     packed = (await server.call("POST", "/pooling", {**body, "encoding_format": "base64"})).json()["data"]
     for at, text in enumerate(TEXTS):
         expected = np.stack([compute_vector([token], DIMENSION) for token in tokenize_item(text)])
-        assert (found[at]["index"], found[at]["object"]) == (at, "pooling")
-        assert found[at]["data"] == expected.tolist()
+        assert (entries[at]["index"], entries[at]["object"]) == (at, "pooling")
+        assert entries[at]["data"] == expected.tolist()
         assert np.frombuffer(base64.b64decode(packed[at]["data"]), "<f4").tolist() == expected.ravel().tolist()
     none = await server.call("POST", "/pooling", {"model": SPLADE, **body})
     assert (none.status, "no tokens vectors" in none.json()["error"]["message"]) == (400, True)
 
 
-async def test_pooling_gives_scores(server: Server) -> None:
-    """Of a classifier, also where no task is named; token ids cannot be classified."""
+async def test_pooling_scores(server: Server) -> None:
+    """Of a classifier, also without a task; token ids cannot be classified."""
     for body in ({"model": CLASSIFIER, "input": TEXTS}, {"task": "classify", "model": CLASSIFIER, "input": TEXTS}):
-        found = (await server.call("POST", "/pooling", body)).json()["data"]
-        for text, each in zip(TEXTS, found, strict=True):
+        entries = (await server.call("POST", "/pooling", body)).json()["data"]
+        for text, each in zip(TEXTS, entries, strict=True):
             assert each["data"] == pytest.approx(compute_scores(tokenize_item(text), 3, raw=False).tolist())
     ids = await server.call("POST", "/pooling", {"model": CLASSIFIER, "input": [1, 2]})
     assert (ids.status, ids.json()["error"]["param"]) == (400, "input")

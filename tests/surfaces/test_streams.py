@@ -1,4 +1,4 @@
-"""Streams of chat completions: the rules of server-sent events, event by event."""
+"""Streams of chat completions: the rules of server-sent events."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def choices(answer: Answer) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_headers(path: str) -> None:
-    """Those that keep proxies from caching, changing and holding back; no length."""
+    """Headers against caching, transformation and buffering by proxies; no length."""
     answer = await serve_chat().call("POST", path, BODIES[path])
     assert answer.status == 200
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -50,7 +50,7 @@ async def test_headers(path: str) -> None:
 
 
 async def test_streaming_is_requested_in_the_body() -> None:
-    """OpenAI's clients accept JSON alone and want a stream all the same."""
+    """OpenAI's clients accept only JSON even if they want a stream."""
     server = serve_chat()
     answer = await server.call("POST", CHAT, BODIES[CHAT], headers={"accept": "application/json"})
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -59,7 +59,7 @@ async def test_streaming_is_requested_in_the_body() -> None:
 
 
 async def test_the_order_of_events() -> None:
-    """Role, pieces, one event with the reason, [DONE]; ids, times and names are the same in all of them."""
+    """Role, text, one event with the finish reason, [DONE]; all have the same id, time and model."""
     answer = await streamed()
     *events, done = data_of(answer.body)
     assert done == "[DONE]"
@@ -79,7 +79,7 @@ async def test_the_order_of_events() -> None:
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": None}])
 async def test_without_usage(options: Any) -> None:
-    """No event has a usage, and none has empty choices: clients break on those. The last one has the timings."""
+    """No event has a usage or empty choices, which clients fail on. The last one has the timings."""
     *events, _ = data_of((await streamed(stream_options=options)).body)
     assert all(len(each["choices"]) == 1 and "usage" not in each for each in events)
     assert [("timings" in each) for each in events] == [False] * 4 + [True]
@@ -87,7 +87,7 @@ async def test_without_usage(options: Any) -> None:
 
 
 async def test_with_usage() -> None:
-    """null everywhere, and once in full beside empty choices, after the reasons and before [DONE]."""
+    """null in every event, then one full usage with empty choices, after the reasons and before [DONE]."""
     *events, last, _ = data_of((await streamed(stream_options={"include_usage": True}, n=2)).body)
     assert all(each["usage"] is None and len(each["choices"]) == 1 for each in events)
     assert last["choices"] == []
@@ -101,7 +101,7 @@ async def test_with_usage() -> None:
 
 
 async def test_options_without_a_stream() -> None:
-    """They are refused, as OpenAI does; null is no option."""
+    """They are rejected, like in OpenAI's API; null is accepted."""
     for path, fields in ((CHAT, {"messages": MESSAGES}), (TEXT, {"prompt": "one"})):
         for stream in ({}, {"stream": False}, {"stream": None}):
             answer = await serve_chat().call(
@@ -112,7 +112,7 @@ async def test_options_without_a_stream() -> None:
 
 
 async def test_several_choices() -> None:
-    """They come in turns; each has its own role, in its first event, and its own reason, in its last."""
+    """They alternate; each has its own role in its first event, and its own reason in its last."""
     answer = await streamed(n=3)
     for index in range(3):
         own = [each for each in choices(answer) if each["index"] == index]
@@ -122,8 +122,8 @@ async def test_several_choices() -> None:
     assert [each["index"] for each in choices(answer)[:4]] == [0, 0, 1, 1]
 
 
-async def test_calls_of_tools() -> None:
-    """One fragment an event; the index is in every one, id, type and name in the first of each call alone."""
+async def test_tool_calls() -> None:
+    """One fragment per event; each has the index, only a call's first has id, type and name."""
     chunks = [
         Chunk(tools=[ToolDelta(index=0, id="call_a", name="add")]),
         Chunk(tools=[ToolDelta(index=0, arguments='{"a":')]),
@@ -152,7 +152,7 @@ async def test_calls_of_tools() -> None:
 
 
 async def test_reasoning_and_logprobs() -> None:
-    """Thoughts are no content; tokens are told with the text that they became, or alone while it is kept back."""
+    """Reasoning is not content; tokens come with their text, or alone while the text is held back."""
     chunks = [Chunk(reasoning="hm"), Chunk(reasoning="so", text="yes"), Chunk(finish_reason="length"), USAGE]
     answer = await streamed(FakeRunner(reply=lambda task: chunks))
     assert [each["delta"] for each in choices(answer)[1:]] == [
@@ -170,8 +170,8 @@ async def test_reasoning_and_logprobs() -> None:
     assert (event["delta"], len(event["logprobs"]["content"])) == ({"content": ""}, 1)
 
 
-async def test_texts_that_are_hard_to_frame() -> None:
-    """Every event is one line, whatever the model says."""
+async def test_texts_with_line_breaks() -> None:
+    """Every event is one line, whatever the text."""
     text = 'a\nb\r\n\n"data: [DONE]"\u2028\u2029\x00 é \U0001f41f'
     chunks = [Chunk(text="x"), Chunk(text=text), Chunk(finish_reason="stop")]
     answer = await streamed(FakeRunner(reply=lambda task: chunks))
@@ -182,7 +182,7 @@ async def test_texts_that_are_hard_to_frame() -> None:
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 @pytest.mark.parametrize("fail_after", [1, 3])
 async def test_errors_in_mid_stream(path: str, fail_after: int) -> None:
-    """An event with the error and without choices, which clients raise, then the end as ever; nothing stays open."""
+    """An error event without choices, which clients raise, ends the stream; nothing stays open."""
     server = serve_chat(FakeRunner(error=EngineFailed("the GPU fell off"), fail_after=fail_after))
     answer = await server.call("POST", path, BODIES[path])
     *_, error = data_of(answer.body)
@@ -193,16 +193,16 @@ async def test_errors_in_mid_stream(path: str, fail_after: int) -> None:
     assert server.runner.open == 0
 
 
-async def test_errors_after_the_reason() -> None:
-    """What was already said stays said."""
+async def test_errors_after_the_finish_reason() -> None:
+    """The finish reason was sent before the error."""
     chunks = [Chunk(text="a"), Chunk(finish_reason="stop")]
     answer = await streamed(FakeRunner(reply=lambda task: chunks, error=EngineFailed("late"), fail_after=2))
     *_, finish, error = data_of(answer.body)
     assert (finish["choices"][0]["finish_reason"], error["error"]["message"]) == ("stop", "late")
 
 
-async def test_refusals_of_an_upstream_in_mid_stream() -> None:
-    """Its own error object where it sent one, else the message in ours."""
+async def test_upstream_errors_in_mid_stream() -> None:
+    """The upstream's own error object, else the message in OpenAI's format."""
     own = UpstreamRefused("no", status=400, body=b'{"error":{"message":"too\\nlong","code":"x"}}')
     *_, error = data_of((await streamed(FakeRunner(error=own, fail_after=1))).body)
     assert error == {"error": {"message": "too\nlong", "code": "x"}}
@@ -213,7 +213,7 @@ async def test_refusals_of_an_upstream_in_mid_stream() -> None:
 
 
 async def test_bugs_in_mid_stream(caplog: pytest.LogCaptureFixture) -> None:
-    """The log has all of it under the request's id, the client the id alone."""
+    """The log has the traceback with the request's id, the client only the id."""
     answer = await streamed(FakeRunner(error=ZeroDivisionError("secret"), fail_after=2))
     *_, error = data_of(answer.body)
     assert answer.headers["x-request-id"] in error["error"]["message"]
@@ -226,8 +226,8 @@ RAW = [b'data: {"choices": [ {"delta": {}} ]}\n\n', b'data: {"choices":[]}\n\nda
 
 
 @pytest.mark.parametrize("ends", [True, False])
-async def test_events_of_an_upstream_are_passed_on(ends: bool) -> None:
-    """Byte for byte, its [DONE] with them; one that sends none is given one."""
+async def test_upstream_events_are_passed_on(ends: bool) -> None:
+    """Byte for byte, including [DONE]; if it is missing, it is added."""
     usage = Usage(prompt_tokens=1, completion_tokens=2)
     pieces = RAW if ends else RAW[:1]
     chunks = [*(Chunk(raw=("openai.chat", piece)) for piece in pieces[:-1])]
@@ -237,14 +237,14 @@ async def test_events_of_an_upstream_are_passed_on(ends: bool) -> None:
 
 
 @pytest.mark.parametrize("done", [b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n"])
-async def test_an_end_that_an_upstream_writes_otherwise(done: bytes) -> None:
-    """One is enough."""
+async def test_other_spellings_of_done(done: bytes) -> None:
+    """No second [DONE] is added."""
     chunks = [Chunk(raw=("openai.chat", RAW[0] + done))]
     assert (await streamed(FakeRunner(reply=lambda task: chunks))).body == RAW[0] + done
 
 
 async def test_headers_wait_for_the_first_token() -> None:
-    """Nothing is sent before it, so that a failure before it has a status of its own."""
+    """Nothing is sent before it, so an earlier failure has its own status."""
     release = asyncio.Event()
     server = serve_chat(FakeRunner(waits={0: release}))
     exchange, task = server.open(CHAT, BODIES[CHAT])
@@ -257,7 +257,7 @@ async def test_headers_wait_for_the_first_token() -> None:
 
 
 async def test_heartbeats() -> None:
-    """Comments between whole events while the model is silent: the first opens the stream."""
+    """Comments between events while the model is silent; the first opens the stream."""
     release, more = asyncio.Event(), asyncio.Event()
     server = serve_chat(FakeRunner(waits={0: release, 1: more}), heartbeat_s=0.002)
     exchange, task = server.open(CHAT, BODIES[CHAT])
@@ -274,7 +274,7 @@ async def test_heartbeats() -> None:
 
 
 async def test_errors_after_a_heartbeat() -> None:
-    """The status is out, so they are told in the stream."""
+    """The status was sent, so the error is an event."""
     release = asyncio.Event()
     server = serve_chat(FakeRunner(waits={0: release}, error=EngineFailed("gone")), heartbeat_s=0.002)
     exchange, task = server.open(CHAT, BODIES[CHAT])
@@ -288,9 +288,8 @@ async def test_errors_after_a_heartbeat() -> None:
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("at", [0, 2])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_clients_that_leave(path: str, at: int, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """Before the first token or in the middle, streamed or not: the model's work ends, no task stays behind, and the
-    log has 499."""
+async def test_disconnects(path: str, at: int, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Before the first token or later, streamed or not: the work ends, no task is left, and the log has 499."""
     before = asyncio.all_tasks()
     server = serve_chat(FakeRunner(waits={at: asyncio.Event()}))
     with caplog.at_level(logging.INFO, logger="shoal.access"):
@@ -308,8 +307,8 @@ async def test_clients_that_leave(path: str, at: int, stream: bool, caplog: pyte
     assert record.__dict__["status"] == 499
 
 
-async def test_a_server_that_stops() -> None:
-    """A request that is cancelled from outside closes its stream too."""
+async def test_a_stopping_server() -> None:
+    """A request cancelled from outside closes its stream, too."""
     server = serve_chat(FakeRunner(waits={1: asyncio.Event()}))
     exchange, task = server.open(CHAT, BODIES[CHAT])
     await exchange.until(lambda sent: len(sent) == 2)
@@ -319,8 +318,8 @@ async def test_a_server_that_stops() -> None:
     assert server.runner.open == 0
 
 
-async def test_a_head_that_cannot_be_sent() -> None:
-    """Whoever leaves before the first byte of a stream leaves nothing open either."""
+async def test_headers_that_cannot_be_sent() -> None:
+    """A disconnect before the first byte of a stream leaves nothing open."""
     server = serve_chat(FakeRunner(waits={1: asyncio.Event()}))
     exchange = WatchedExchange([orjson.dumps(BODIES[CHAT])])
 
@@ -333,8 +332,8 @@ async def test_a_head_that_cannot_be_sent() -> None:
     assert server.runner.open == 0
 
 
-async def test_slow_readers_hold_the_model_back() -> None:
-    """Who does not read is not read ahead for: no more than the buffer's worth is made."""
+async def test_slow_readers_slow_the_model() -> None:
+    """Generation pauses when the buffer is full."""
     chunks = [*[Chunk(text="x" * 100)] * 5000, Chunk(finish_reason="stop")]
     server = serve_chat(FakeRunner(reply=lambda task: chunks))
     exchange = WatchedExchange([orjson.dumps(BODIES[CHAT])])
@@ -367,8 +366,8 @@ class RecordingObserver(Observer):
         self.entries.append(outcome)
 
 
-async def test_what_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """Tokens and model of a stream are in the access log and in the books, once."""
+async def test_counts(caplog: pytest.LogCaptureFixture) -> None:
+    """Tokens and model of a stream are in the access log and in the metrics, once."""
     observer = RecordingObserver()
     server = serve_chat(observer=observer)
     for path, body in BODIES.items():
@@ -389,7 +388,7 @@ async def test_what_is_counted(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES])
 async def test_failures_in_mid_stream_are_logged(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The status had been sent; the access log has the kind of the error beside it, and of other streams none."""
+    """The status was sent before, so the access log adds the error's kind."""
     error = EngineFailed("broken")
     for runner, kind in ((FakeRunner(error=error, fail_after=1), error.kind), (FakeRunner(), None)):
         caplog.clear()
@@ -402,8 +401,8 @@ async def test_failures_in_mid_stream_are_logged(path: str, caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize(("piece", "start_ms"), [(Chunk(text="x"), 800), (Chunk(tools=[ToolDelta(index=0)]), None)])
-def test_a_call_that_was_held_back(piece: Chunk, start_ms: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no rate: no model writes forty tokens in the moment in which a call is sent."""
+def test_a_call_sent_at_once_has_no_rate(piece: Chunk, start_ms: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens were generated before it was sent, so the times say nothing."""
     request = Request(request_scope("POST", CHAT, {}), 0.0)
     events = ChatEvents(AnswerHeader("id", 0, MODEL), request, choices=1, include_usage=False)
     usage = Chunk(usage=Usage(prompt_tokens=7, completion_tokens=40))
@@ -418,8 +417,8 @@ def test_a_call_that_was_held_back(piece: Chunk, start_ms: int | None, monkeypat
         assert (timings["prompt_ms"], timings["predicted_ms"]) == pytest.approx((start_ms, 1000 - start_ms))
 
 
-async def test_generations_have_a_time_of_their_own() -> None:
-    """Ten minutes and not the half one of embeddings; the client may want less."""
+async def test_generations_have_their_own_timeout() -> None:
+    """Ten minutes instead of the 30 s of embeddings; the client may set less."""
     server = serve_chat()
     for headers, seconds in (({}, 600.0), ({"x-request-timeout": "5"}, 5.0), ({"x-request-timeout": "9999"}, 600.0)):
         before = asyncio.get_running_loop().time()
@@ -443,13 +442,13 @@ TRACES = Path(__file__).parent / "traces"
     ],
 )
 async def test_traces(name: str, path: str, fields: dict[str, Any]) -> None:
-    """Whole streams, byte for byte, but for ids and times."""
+    """Whole streams, byte for byte, except for ids and times."""
     answer = await serve_chat().call("POST", path, {**BODIES[path], **fields})
-    assert settled(answer.body) == (TRACES / f"{name}.sse").read_text()
+    assert mask(answer.body) == (TRACES / f"{name}.sse").read_text()
 
 
-def settled(body: bytes) -> str:
-    """With every id and time replaced by what it is."""
+def mask(body: bytes) -> str:
+    """Replace every id and time with a placeholder."""
     text = re.sub(r"(chatcmpl-|cmpl-|resp_|msg_|rs_|fc_)[0-9a-f]{32}", r"\1ID", body.decode())
     text = re.sub(r'("created(?:_at)?"):\d+', r"\1:TIME", text)
     return re.sub(r'("\w+_(?:ms|per_second)"):[-0-9.e]+', r"\1:MS", text)

@@ -1,4 +1,4 @@
-"""docs/surfaces.md holds every route, and each of its rows a test."""
+"""docs/surfaces.md lists every route, and each row names its tests."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Row(NamedTuple):
         return [ROOT / "tests" / name for name in re.findall(r"`([^`]+)`", self.tests)]
 
 
-ROWS = [Row(*found) for found in ROW.findall(PAGE)]
+ROWS = [Row(*cells) for cells in ROW.findall(PAGE)]
 
 
 def test_every_route_has_a_row() -> None:
-    """Exactly the routes that are registered: those of all surfaces, the pages, and what a preset adds."""
+    """Exactly the registered routes: all surfaces, the pages, and routes added by presets."""
     gateway = serve().gateway
     routes = {(each.operation.method, to_openapi_path(each.operation.path)) for each in app_of().routes.all}
     routes |= {(each.method, to_openapi_path(each.path)) for each in Pages().routes(gateway)}
@@ -47,14 +47,14 @@ def test_every_route_has_a_row() -> None:
 
 
 def test_no_row_twice() -> None:
-    """A path may have several rows, each of another dialect."""
+    """A path may have several rows, one per dialect."""
     keys = [(row.method, row.path, row.preset, row.dialect) for row in ROWS]
     assert len(set(keys)) == len(keys)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.method} {row.path}{row.preset}: {row.dialect}")
 def test_each_row_has_a_test(row: Row) -> None:
-    """Its files are there, and one of them calls the path by name."""
+    """Its files exist, and one of them calls the path."""
     assert row.files
     texts = [file.read_text() for file in row.files]
     parts = [re.escape(part) for part in re.split(r"\{\w+\}", row.path)]

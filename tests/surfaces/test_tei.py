@@ -25,7 +25,7 @@ from tests.surfaces.surface_kit import MODEL, RecordingRunner, raising, serve, v
 
 @pytest.mark.parametrize("path", ["/embed", "/embed/", "/"])
 async def test_one_text(path: str) -> None:
-    """The reply to a single text is two-dimensional, too; clients that know only the address post to it."""
+    """Two-dimensional even for one text; clients that know only the server's address post to `/`."""
     answer = await serve().call("POST", path, {"inputs": "ab"})
     assert answer.status == 200
     assert answer.headers["content-type"] == "application/json"
@@ -49,14 +49,14 @@ async def test_all_forms_of_inputs(value: Any, inputs: list[Any]) -> None:
 
 
 async def test_many_inputs() -> None:
-    """There is no limit of 32 inputs: 2,048 are answered in order."""
+    """TEI's default limit of 32 does not apply: 2,048 inputs are answered in order."""
     texts = [f"text {at}" for at in range(2048)]
     answer = await serve().call("POST", "/embed", {"inputs": texts})
     assert answer.json() == [vector(text) for text in texts]
 
 
 async def test_fields_reach_the_task() -> None:
-    """Every field of the request arrives in the task."""
+    """Every field becomes a field of the task."""
     server = serve()
     fields = {"truncate": True, "truncation_direction": "left", "prompt_name": "q", "normalize": False, "dimensions": 2}
     await server.call("POST", "/embed", {"inputs": "ab", **fields})
@@ -65,7 +65,7 @@ async def test_fields_reach_the_task() -> None:
 
 
 async def test_null_and_unknown_fields() -> None:
-    """null means absent, and a field that nobody knows changes nothing."""
+    """null means absent, and unknown fields are ignored."""
     server = serve()
     names = ("truncate", "truncation_direction", "prompt_name", "normalize", "dimensions")
     answer = await server.call("POST", "/embed", {"inputs": "ab", "parameters": {}, **dict.fromkeys(names)})
@@ -75,7 +75,7 @@ async def test_null_and_unknown_fields() -> None:
 
 
 async def test_headers() -> None:
-    """The original's headers in whole milliseconds, an honest compute type, and Shoal's batch facts."""
+    """The original's headers in whole milliseconds, the real compute type, and Shoal's batch facts."""
     answer = await serve().call("POST", "/embed", {"inputs": ["ab", [1, 2, 3]]})
     headers = {name: value for name, value in answer.headers.items() if name.startswith("x-") and "time" not in name}
     assert headers["x-compute-type"] == "openvino+bf16"
@@ -127,7 +127,7 @@ async def test_its_own_errors(path: str, body: Any, status: int, error_type: str
     ],
 )
 async def test_its_frameworks_errors(path: str, body: bytes, status: int) -> None:
-    """What cannot be read into the request's type is refused as plain text."""
+    """Bodies that do not match the request's type are rejected as plain text."""
     answer = await serve().call("POST", path, body=body, headers={"content-type": "application/json"})
     assert answer.status == status
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
@@ -147,21 +147,21 @@ async def test_its_frameworks_errors(path: str, body: bytes, status: int) -> Non
     ],
 )
 async def test_errors_of_the_model(error: Any, status: int, error_type: str) -> None:
-    """What the gateway raises keeps its message, with the original's status and type."""
+    """The gateway's message, with the original's status and type."""
     answer = await raising(error).call("POST", "/embed", {"inputs": "a"})
     assert answer.status == status
     assert answer.json() == {"error": error.message, "error_type": error_type}
 
 
-async def test_bugs_stay_inside() -> None:
-    """A bug is a 500 of the dialect, without a word about its inside."""
+async def test_bugs_are_not_shown() -> None:
+    """A bug is a 500 in the dialect, without details."""
     answer = await raising(InternalError("secret path")).call("POST", "/embed", {"inputs": "a"})
     assert (answer.status, answer.json()["error_type"]) == (500, "Backend")
     assert "secret" not in answer.json()["error"]
 
 
 async def test_wrong_key_has_no_body() -> None:
-    """401 is empty, as the original's."""
+    """401 is empty, like the original's."""
     answer = await serve(api_key=("k",)).call("POST", "/embed", {"inputs": "a"})
     assert (answer.status, answer.body) == (401, b"")
     assert answer.headers["www-authenticate"] == "Bearer"
@@ -169,7 +169,7 @@ async def test_wrong_key_has_no_body() -> None:
 
 
 async def test_tokenize() -> None:
-    """One list of tokens a text; offsets are null for what the tokenizer added."""
+    """One list of tokens per text; offsets are null for tokens that the tokenizer added."""
     server = serve()
     answer = await server.call("POST", "/tokenize", {"inputs": "ab"})
     assert answer.json() == [
@@ -183,14 +183,14 @@ async def test_tokenize() -> None:
 
 
 async def test_tokenize_many() -> None:
-    """More texts than are encoded at once come back whole and in order."""
+    """More texts than are encoded at once are returned completely and in order."""
     texts = [f"text {at}" for at in range(200)]
     answer = await serve().call("POST", "/tokenize", {"inputs": texts})
     assert [each[1]["text"] for each in answer.json()] == texts
 
 
 async def test_decode() -> None:
-    """One text a list of ids; a bare list of ids is one."""
+    """One text per list of ids; a bare list of ids is one."""
     server = serve()
     assert (await server.call("POST", "/decode", {"ids": [101, 5]})).json() == ["101 5"]
     assert (await server.call("POST", "/decode", {"ids": [[1], [2]], "skip_special_tokens": False})).json() == [
@@ -201,7 +201,7 @@ async def test_decode() -> None:
 
 
 async def test_info() -> None:
-    """The original's keys, all of them, with this server's values."""
+    """All of the original's keys, with this server's values."""
     answer = await serve(max_inputs=100, max_batch_size=8, max_batch_tokens=99, truncate=False).call("GET", "/info")
     reply = answer.json()
     assert isinstance(reply.pop("version"), str)
@@ -223,8 +223,8 @@ async def test_info() -> None:
     }
 
 
-async def test_info_of_a_model_with_a_table_of_its_own() -> None:
-    """What its table says stands above the server's settings; a size of 0 is none."""
+async def test_info_of_a_model_with_its_own_settings() -> None:
+    """They override the server's settings; a size of 0 means unset."""
     own = {"max_queue_items": 5, "max_batch_tokens": 6, "max_batch_size": 7, "truncate": False}
     names = ("max_concurrent_requests", "max_batch_tokens", "max_batch_requests", "auto_truncate")
     runner = RecordingRunner()
@@ -237,7 +237,7 @@ async def test_info_of_a_model_with_a_table_of_its_own() -> None:
 
 
 async def test_info_of_a_model_without_an_id() -> None:
-    """The served name stands in for it."""
+    """The served name replaces it."""
     server = serve(RecordingRunner(facts=ModelFacts(source="fake", backend="fake", tasks=("embed",))))
     assert (await server.call("GET", "/info")).json()["model_id"] == MODEL
 
@@ -256,7 +256,7 @@ async def test_while_the_model_loads() -> None:
 
 
 async def test_after_the_model_failed() -> None:
-    """503 Unhealthy with the reason, also for its card; nobody is told to try again."""
+    """503 Unhealthy with the reason, also from /info; clients are told not to retry."""
     server = serve()
     server.gateway.registry.remove(server.model)
     server.gateway.registry.add(broken := Model(name="broken"))
@@ -269,6 +269,6 @@ async def test_after_the_model_failed() -> None:
 
 
 async def test_truncation_is_reported() -> None:
-    """The header counts inputs that were cut, on this surface as on the others."""
+    """The header counts truncated inputs, like on other surfaces."""
     answer = await serve(RecordingRunner(truncated=3)).call("POST", "/embed", {"inputs": ["a", "b", "c"]})
     assert answer.headers["x-shoal-truncated"] == "3"

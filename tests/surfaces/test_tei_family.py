@@ -1,4 +1,4 @@
-"""The routes of text-embeddings-inference over every kind of model: each answer is computed here, too."""
+"""text-embeddings-inference's routes with every kind of model: the tests compute each answer themselves."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.surfaces.surface_kit import raising
 LABELS = ["LABEL_0", "LABEL_1", "LABEL_2"]
 
 
-def predicted(item: Item, labels: int = 3, *, raw: bool = False) -> list[dict[str, Any]]:
-    """What /predict answers for a text or a pair, the highest score first."""
+def predict(item: Item, labels: int = 3, *, raw: bool = False) -> list[dict[str, Any]]:
+    """Return /predict's answer for a text or a pair, in descending order."""
     scores = compute_scores(tokenize_item(item), labels, raw=raw)
     return [{"score": float(scores[at]), "label": LABELS[at]} for at in np.argsort(scores)[::-1]]
 
 
 def close(one: Any, other: Any) -> None:
-    """Equal but for the last bits of float32, in every nested list and object."""
+    """Compare lists and objects recursively, up to the last bits of float32."""
     if isinstance(one, dict):
         assert one.keys() == other.keys()
         for name in one:
@@ -50,23 +50,23 @@ def close(one: Any, other: Any) -> None:
     ],
 )
 async def test_two_texts_are_a_pair(inputs: Any, items: list[Item], batch: bool) -> None:
-    """Several inputs are lists in a list, and each of those is answered by a list."""
+    """Several inputs are a list of lists, and each is answered by a list."""
     async with family() as server:
         reply = (await server.call("POST", "/predict", {"inputs": inputs})).json()
-    close(reply if batch else [reply], [predicted(item) for item in items])
+    close(reply if batch else [reply], [predict(item) for item in items])
 
 
-async def test_scores_of_predict_are_the_originals() -> None:
-    """A sigmoid of one label, a softmax of several, logits when they are asked for."""
+async def test_prediction_scores() -> None:
+    """A sigmoid for one label, a softmax for several, logits on request."""
     async with family() as server:
         for model, labels in ((CLASSIFIER, 3), (RERANKER, 1)):
             for raw in (False, True):
                 body = {"inputs": "a", "raw_scores": raw, "model": model}
-                close((await server.call("POST", "/predict", body)).json(), predicted("a", labels, raw=raw))
+                close((await server.call("POST", "/predict", body)).json(), predict("a", labels, raw=raw))
 
 
-async def test_where_there_is_a_classifier_it_predicts() -> None:
-    """A reranker can, but nobody means it; where it is alone, it does."""
+async def test_a_classifier_is_preferred() -> None:
+    """A reranker predicts only if there is no classifier."""
     async with family(RERANKER, CLASSIFIER) as server:
         assert len((await server.call("POST", "/predict", {"inputs": "a"})).json()) == 3
         rows = (await server.call("POST", "/", {"query": "q", "texts": ["a"]})).json()
@@ -75,8 +75,8 @@ async def test_where_there_is_a_classifier_it_predicts() -> None:
         assert len((await server.call("POST", "/predict", {"inputs": "a"})).json()) == 1
 
 
-async def test_ranks_fall() -> None:
-    """Highest score first, and of equal ones the later text; every text comes back."""
+async def test_rank_order() -> None:
+    """Descending scores, later texts first on a tie; every text is returned."""
     texts = ["a b", "c", "a b", "d", "c"]
     expected = [float(compute_scores(tokenize_item(("q", text)), 1, raw=False)[0]) for text in texts]
     async with family() as server:
@@ -87,7 +87,7 @@ async def test_ranks_fall() -> None:
 
 
 async def test_vectors_of_every_kind() -> None:
-    """Those of tokens are raw, the sparse ones come by ascending index."""
+    """Token vectors are raw, sparse ones sorted by index."""
     texts = ["a b a", "c"]
     async with family() as server:
         tokens = (await server.call("POST", "/embed_all", {"inputs": texts})).json()
@@ -98,7 +98,7 @@ async def test_vectors_of_every_kind() -> None:
 
 
 async def test_similarity() -> None:
-    """The cosine of each sentence with the source, of vectors that are not normalised."""
+    """The cosine of each sentence with the source; the vectors are not normalized."""
     texts = ["a b", "c", "a b"]
     async with family() as server:
         body = {"inputs": {"source_sentence": texts[0], "sentences": texts[1:]}}
@@ -115,11 +115,11 @@ async def test_similarity() -> None:
         ("a", ["b", "reject-item"], 422, "sentences[1]: the engine refused an input"),
         ("reject-item", ["b"], 422, "source_sentence: the engine refused an input"),
         ("a", ["nan-item", "b"], 424, "sentences[0]: the model answered NaN for this input"),
-        ("a", ["poison-item"], 424, "the engine failed and does not say why"),
+        ("a", ["poison-item"], 424, "the engine failed without a reason"),
     ],
 )
-async def test_what_was_wrong_in_a_similarity(source: str, sentences: list[str], status: int, words: str) -> None:
-    """Errors name the field that was sent, not the place in a list that no client sees."""
+async def test_similarity_errors(source: str, sentences: list[str], status: int, words: str) -> None:
+    """Errors name the client's field, not an index in Shoal's internal list."""
     async with family() as server:
         body = {"inputs": {"source_sentence": source, "sentences": sentences}}
         answer = await server.call("POST", "/similarity", body)
@@ -138,7 +138,7 @@ async def test_what_was_wrong_in_a_similarity(source: str, sentences: list[str],
     ],
 )
 async def test_headers(path: str, body: Any, characters: str, tokens: str) -> None:
-    """A query counts with every text; times are whole milliseconds, and the batch's facts stand beside them."""
+    """The query counts with every text; times are whole milliseconds, and batch headers are added."""
     async with family() as server:
         headers = (await server.call("POST", path, body)).headers
     assert headers["x-compute-type"] == "fake+f32"
@@ -150,8 +150,8 @@ async def test_headers(path: str, body: Any, characters: str, tokens: str) -> No
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/decode", "/vertex", "/info"])
-async def test_no_such_headers(path: str) -> None:
-    """Where the original has none."""
+async def test_routes_without_compute_headers(path: str) -> None:
+    """Like the original."""
     body = {"inputs": "a", "ids": [1], "instances": [{"inputs": "a"}]}
     async with family() as server:
         answer = await (server.call("GET", path) if path == "/info" else server.call("POST", path, body))
@@ -160,7 +160,7 @@ async def test_no_such_headers(path: str) -> None:
 
 
 async def test_a_model_by_name() -> None:
-    """Every route takes `model`, and what cannot do it is refused as the original refuses."""
+    """Every route accepts `model`; a model that cannot do the task is rejected like in the original."""
     bodies: dict[str, Any] = {
         "/embed": {"inputs": "a"},
         "/embed_all": {"inputs": "a"},
@@ -187,8 +187,8 @@ async def test_a_model_by_name() -> None:
         assert (await server.call("POST", "/tokenize", {"inputs": "a", "model": CLASSIFIER})).status == 200
 
 
-async def test_a_default_that_is_named_stands() -> None:
-    """Among classifiers the one that `default_for` says, also where it reranks."""
+async def test_default_for_is_honored() -> None:
+    """The model with `default_for` predicts, even if it is a reranker."""
     async with family() as server:
         named = server.gateway.registry.find(RERANKER)
         named.default_for = ("classify",)
@@ -196,12 +196,12 @@ async def test_a_default_that_is_named_stands() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/invocations"])
-async def test_text_classification_at_the_bare_address(path: str) -> None:
-    """huggingface_hub's body: one text with `parameters`, which hold none but its own. The classifier answers, although
-    the default model embeds; as the original's, it ignores what they say."""
+async def test_text_classification_at_the_root(path: str) -> None:
+    """huggingface_hub sends one text with `parameters` of only its own names. The classifier answers, although the
+    default model embeds; like the original, it ignores their values."""
     async with family() as server:
         for parameters in ({}, {"top_k": 2}, {"function_to_apply": "none", "top_k": None}):
-            close((await server.call("POST", path, {"inputs": "a", "parameters": parameters})).json(), predicted("a"))
+            close((await server.call("POST", path, {"inputs": "a", "parameters": parameters})).json(), predict("a"))
         vectors = (await server.call("POST", path, {"inputs": "a"})).json()
         for body in (
             {"inputs": "a", "parameters": None},
@@ -214,7 +214,7 @@ async def test_text_classification_at_the_bare_address(path: str) -> None:
 
 
 async def test_text_classification_without_a_classifier() -> None:
-    """With options it cannot mean anything else; without any, it is what the default model does."""
+    """With options it is an error; without any, the default model answers."""
     async with family() as server:
         server.gateway.registry.remove(server.gateway.registry.find(CLASSIFIER))
         vectors = (await server.call("POST", "/", {"inputs": "a"})).json()
@@ -225,16 +225,16 @@ async def test_text_classification_without_a_classifier() -> None:
     assert "not a classifier" in answer.json()["error"]
 
 
-async def test_instances_run_side_by_side() -> None:
-    """One request to Vertex may hold many bodies, for several routes; each is answered as it would be alone."""
+async def test_instances_run_concurrently() -> None:
+    """A Vertex request may hold many bodies for several routes; each is answered as if alone."""
     bodies = [{"inputs": f"text {at}"} for at in range(100)] + [{"query": "q", "texts": ["a"]}]
     async with family() as server:
         together = (await server.call("POST", "/vertex", {"instances": bodies})).json()["predictions"]
         assert together == [(await server.call("POST", "/", body)).json() for body in bodies]
 
 
-async def test_the_first_failed_instance_speaks() -> None:
-    """Also where a later one fails sooner; what was handed to a model counts there, and not as refused."""
+async def test_the_first_failed_instance_is_reported() -> None:
+    """Even if a later one fails sooner; instances that reached a model are not counted as rejected."""
     async with family() as server:
         instances = [{"inputs": "a"}, {"inputs": "a reject-item"}, {"inputs": ""}]
         answer = await server.call("POST", "/vertex", {"instances": instances})
@@ -244,7 +244,7 @@ async def test_the_first_failed_instance_speaks() -> None:
 
 @pytest.mark.parametrize("path", ["/embed", "/embed_all", "/embed_sparse", "/predict", "/"])
 async def test_large_answers_leave_the_loop_free(path: str) -> None:
-    """2,048 inputs: while they are written, others have their turns."""
+    """While 2,048 inputs are written, other tasks run."""
     inputs: Any = [f"word{at} and {at}" for at in range(2048)]
     if path == "/predict":
         inputs = [[text] for text in inputs]
@@ -269,11 +269,11 @@ async def test_large_answers_leave_the_loop_free(path: str) -> None:
 
 
 async def test_a_large_body_of_pairs() -> None:
-    """The same answers as in small bodies, and the same refusals."""
+    """The same answers and errors as in small bodies."""
     pairs = [[f"first {at} {'x' * 60}", f'second \\ " {at}'] for at in range(1500)]
     async with family() as server:
         reply = (await server.call("POST", "/predict", {"inputs": pairs})).json()
-        close(reply[:3] + reply[-3:], [predicted((one, other)) for one, other in pairs[:3] + pairs[-3:]])
+        close(reply[:3] + reply[-3:], [predict((one, other)) for one, other in pairs[:3] + pairs[-3:]])
         many = await server.call("POST", "/predict", {"inputs": pairs * 2})
         assert (many.status, many.json()["error"]) == (422, "batch size 3000 > maximum allowed batch size 2048")
         for wrong in (["a", "b", "c", "d"], [], [7]):
@@ -282,7 +282,7 @@ async def test_a_large_body_of_pairs() -> None:
 
 
 async def test_a_large_body_of_sentences() -> None:
-    """The list is inside of an object, and long all the same."""
+    """The long list is inside an object."""
     sentences = [f"sentence {at} {'x' * 80}" for at in range(1500)]
     async with family() as server:
         body = {"inputs": {"source_sentence": "a", "sentences": sentences}}
@@ -292,7 +292,7 @@ async def test_a_large_body_of_sentences() -> None:
 
 
 async def test_keys() -> None:
-    """Every route asks for one but /ping; the scheme is written as the original wants it, or in lower case."""
+    """Every route except /ping requires one; the scheme may have either case."""
     async with family(api_key=("k",)) as server:
         assert (await server.call("GET", "/ping")).status == 200
         assert (await server.call("GET", "/info")).status == 401
@@ -302,12 +302,12 @@ async def test_keys() -> None:
             assert answer.body if status == 200 else not answer.body
 
 
-async def test_ping_while_nothing_can_answer() -> None:
-    """503, as the original's health."""
+async def test_ping_if_no_model_can_answer() -> None:
+    """503, like the original's health."""
     async with family(EMBEDDER) as server:
         registry = server.gateway.registry
         registry.remove(registry.find(EMBEDDER))
-        assert (await server.call("GET", "/ping")).status == 200  # a server without models is well
+        assert (await server.call("GET", "/ping")).status == 200  # a server without models is healthy
         registry.add(broken := Model(name="broken"))
         broken.mark_failed(SetupError("the file is broken"))
         answer = await server.call("GET", "/ping")
@@ -315,7 +315,7 @@ async def test_ping_while_nothing_can_answer() -> None:
 
 
 async def test_overload() -> None:
-    """429 with the original's type; when to come again is said in a header, which the original has not."""
+    """429 with the original's type, plus Retry-After."""
     answer = await raising(Overloaded("later", retry_after=2)).call("POST", "/embed", {"inputs": "a"})
     assert (answer.status, answer.json()["error_type"], answer.headers["retry-after"]) == (429, "Overloaded", "2")
 
@@ -339,7 +339,7 @@ async def test_while_models_load() -> None:
 
 
 async def test_without_any_model() -> None:
-    """424, and what to do."""
+    """424, with the next step."""
     async with family(EMBEDDER) as server:
         server.gateway.registry.remove(server.gateway.registry.find(EMBEDDER))
         for path, body in (("/predict", {"inputs": "a"}), ("/embed", {"inputs": "a"}), ("/", {"inputs": "a"})):
@@ -349,8 +349,8 @@ async def test_without_any_model() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/invocations"])
-async def test_null_is_as_if_it_were_not(path: str) -> None:
-    """Also for what tells the route: clients send every field that they have."""
+async def test_null_means_absent(path: str) -> None:
+    """Also for fields that select the route: some clients send every field."""
     async with family() as server:
         plain = await server.call("POST", "/embed", {"inputs": "a"})
         null = await server.call("POST", path, {"texts": None, "query": None, "inputs": "a"})

@@ -39,7 +39,7 @@ async def test_exchange(name: str) -> None:
 
 
 def test_every_route_has_a_file() -> None:
-    """Also for its errors: each file has a case that fails."""
+    """Each file has a successful case and one that fails."""
     routes = {"embed", "embed_all", "embed_sparse", "rerank", "predict", "similarity", "tokenize", "decode"}
     assert {file.stem for file in FOLDER.glob("*.json")} == routes | {"info", "default", "vertex", "server"}
     for file in FOLDER.glob("*.json"):

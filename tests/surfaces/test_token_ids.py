@@ -1,4 +1,4 @@
-"""Token ids as the input of /v1/embeddings: taken where somebody knows whose they are, and said so."""
+"""Token ids as the input of /v1/embeddings: accepted only if it is known which tokenizer made them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Install = Callable[[bool], None]
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """tiktoken as far as it is used; `cached` False: its table would have to be fetched. Without a call: not there."""
+    """Install a fake tiktoken; `cached` False: its vocabulary would have to be fetched. Without a call it is not
+    installed."""
     monkeypatch.setitem(sys.modules, "tiktoken", None)
 
     def make(cached: bool) -> None:
@@ -52,14 +53,14 @@ async def ask(server: Server, inputs: Any, model: str = MODEL) -> Answer:
     return await server.call("POST", "/v1/embeddings", {"model": model, "input": inputs})
 
 
-def aliased(**options: Any) -> Server:
-    """A model that is served under a name of OpenAI's as well."""
+def serve_alias(**options: Any) -> Server:
+    """Serve a model that also has one of OpenAI's names."""
     return serve(aliases=(ALIAS,), **options)
 
 
 @pytest.mark.parametrize("inputs", [IDS, [IDS], [IDS, [9906]]])
-async def test_they_are_refused_without_a_known_tokenizer(inputs: list[Any]) -> None:
-    """A wrong vector shows nothing; the refusal says what to send, and what the operator can do."""
+async def test_unknown_tokenizers_are_rejected(inputs: list[Any]) -> None:
+    """A wrong vector would go unnoticed; the error says what to send, and what the operator can set."""
     server = serve()
     answer = await ask(server, inputs)
     error = answer.json()["error"]
@@ -69,32 +70,32 @@ async def test_they_are_refused_without_a_known_tokenizer(inputs: list[Any]) -> 
     assert not server.runner.tasks
 
 
-async def test_texts_are_no_matter_of_it() -> None:
+async def test_texts_need_no_check() -> None:
     answer = await ask(serve(), ["one", "two"])
     assert answer.status == 200
     assert "x-shoal-token-ids" not in answer.headers
 
 
 async def test_the_operator_may_accept_them() -> None:
-    """As the model's own, exactly as given; the answer says so."""
+    """They are passed unchanged, as the model's own; a header says so."""
     server = serve(token_ids="accept")
     answer = await ask(server, [IDS, [101]])
     assert (answer.status, answer.headers["x-shoal-token-ids"]) == (200, "taken")
     assert server.runner.tasks[0].inputs == [IDS, [101]]
 
 
-async def test_a_server_of_that_api_knows_its_own() -> None:
-    """What is behind has the tokenizer that its clients use."""
+async def test_a_server_with_its_own_tokenizer() -> None:
+    """An upstream has the tokenizer that its clients use."""
     server = serve(RecordingRunner(facts=replace(RecordingRunner().facts, knows_token_ids=True)))
     answer = await ask(server, IDS)
     assert (answer.status, answer.headers["x-shoal-token-ids"]) == (200, "taken")
 
 
 @pytest.mark.parametrize("policy", ["accept", "refuse"])
-async def test_under_a_name_of_openai_s_they_become_texts(install: Install, policy: str) -> None:
-    """Its clients make ids with its table, whatever is served by that name; usage counts what the model read."""
+async def test_openai_names_decode_to_texts(install: Install, policy: str) -> None:
+    """OpenAI's clients use its vocabulary whatever is served under that name."""
     install(True)
-    server = aliased(token_ids=policy)
+    server = serve_alias(token_ids=policy)
     answer = await ask(server, [IDS, [9906]], ALIAS)
     assert (answer.status, answer.headers["x-shoal-token-ids"]) == (200, "decoded")
     assert server.runner.tasks[0].inputs == ["Hello world", "Hello"]
@@ -103,20 +104,20 @@ async def test_under_a_name_of_openai_s_they_become_texts(install: Install, poli
 
 @pytest.mark.parametrize("cached", [None, False])
 @pytest.mark.parametrize("policy", ["accept", "refuse"])
-async def test_without_the_table_such_ids_are_refused(install: Install, cached: bool | None, policy: str) -> None:
+async def test_ids_without_the_vocabulary_are_rejected(install: Install, cached: bool | None, policy: str) -> None:
     """Nothing is fetched for a request, and tiktoken can fetch again afterwards."""
     if cached is not None:
         install(cached)
         fetch = sys.modules["tiktoken.load"].read_file
-    answer = await ask(aliased(token_ids=policy), IDS, ALIAS)
+    answer = await ask(serve_alias(token_ids=policy), IDS, ALIAS)
     assert answer.status == 400
     assert "the vocabulary cl100k_base, which is not installed" in answer.json()["error"]["message"]
     if cached is not None:
         assert sys.modules["tiktoken.load"].read_file is fetch
 
 
-async def test_an_id_that_the_table_does_not_have(install: Install) -> None:
+async def test_an_id_outside_the_vocabulary(install: Install) -> None:
     install(True)
-    answer = await ask(aliased(), [9906, 5], ALIAS)
+    answer = await ask(serve_alias(), [9906, 5], ALIAS)
     assert answer.status == 400
     assert "a token id that the vocabulary cl100k_base does not contain" in answer.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""Small pictures of every format that Shoal reads."""
+"""Small images of every format that Shoal reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 
 
 def file_of(colour: str = "red", form: str = "PNG") -> bytes:
-    """The bytes of a picture of 8 x 6 pixels."""
+    """The bytes of an image of 8 x 6 pixels."""
     file = io.BytesIO()
     Image.new("RGB", (8, 6), colour).save(file, form)
     return file.getvalue()

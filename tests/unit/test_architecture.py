@@ -1,4 +1,4 @@
-"""The layout that docs/design.md promises, read from the imports and names in src/shoal."""
+"""The layout that docs/design.md describes, checked against the imports and names in src/shoal."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -22,7 +23,7 @@ FILES = sorted(path for path in SOURCE.rglob("*.py") if "_pb2" not in path.name)
 
 LEAVES = {"decoding", "durations", "errors", "names", "run_once", "sampling_fields", "specs", "types", "_version"}
 SEAMS = LEAVES | {"core.protocols"}
-# A package or module of the top level -> what it may import beside itself. `None`: everything.
+# A top-level package or module -> its allowed imports beside itself. `None`: everything.
 MAY_IMPORT: dict[str, set[str] | None] = {
     "__init__": {"_version", "errors", "python", "types"},
     "__main__": {"cli"},
@@ -54,9 +55,9 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     # `shoal pull` prepares local models; `shoal triton` runs a process, and no engine.
     | {"backends.local.open", "backends.triton.open"}
     | {"backends.triton.server", "backends.triton.run_state", "backends.triton.supervise"}
-    # `shoal bench chat --triton` puts load on a Triton itself, with no engine between.
+    # `shoal bench chat --triton` sends load to Triton directly, without an engine.
     | {"backends.triton.client", "backends.triton.codec", "backends.triton.protocol_pb2"},
-    # Models in this process, for Python: the composition root without a server.
+    # The Python API for models in this process: the composition root without a server.
     "python": LEAVES | {"app", "backends.parse_served", "config", "core", "models"},
     "asgi": LEAVES | {"app", "config", "server"},
     # The composition root.
@@ -70,42 +71,45 @@ WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 
 
 def name_of(path: Path) -> str:
-    """`core.planner` for src/shoal/core/scheduling/planner.py; a package has the name of its folder."""
+    """Return `core.planner` for src/shoal/core/scheduling/planner.py; a package has the name of its folder."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Every module that a file imports, wherever in it; `from shoal.core import x` is `shoal.core.x`."""
+@cache
+def imports(path: Path) -> tuple[str, ...]:
+    """Return every module that a file imports at any level; `from shoal.core import x` is `shoal.core.x`."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide where a name comes from"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += (f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(found)
 
 
 def internal(path: Path) -> set[str]:
-    """The names, below `shoal.`, of Shoal's own modules that a file imports."""
+    """Return the names, below `shoal.`, of the Shoal modules that a file imports."""
     return {name.removeprefix("shoal.") for name in imports(path) if name.startswith("shoal.")}
 
 
-def allowed(name: str, own: str, may: set[str]) -> bool:
+def is_allowed(name: str, own: str, may: set[str]) -> bool:
     return any(name == each or name.startswith(f"{each}.") for each in may | {own})
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_imports_follow_the_layers(path: Path) -> None:
-    """A module imports its own package and what its layer may know, at the top of the file or inside a function."""
+    """A module imports only its own package and what its layer allows, at the top of the file or inside a function."""
     own = name_of(path).partition(".")[0]
     may = MAY_IMPORT[own]
     if may is not None:
-        wrong = {name for name in internal(path) if not allowed(name, own, may | {"__version__"})}
+        wrong = {name for name in internal(path) if not is_allowed(name, own, may | {"__version__"})}
         assert not wrong, f"{name_of(path)} may not import {', '.join(sorted(wrong))}"
 
 
 def dialect_of(name: str) -> str:
-    """`openai` for surfaces.openai.chat; "" for what is no module of a dialect, and for what dialects share."""
+    """Return `openai` for surfaces.openai.chat; "" outside dialects and for their shared modules."""
     package, _, rest = name.partition(".")
     dialect = rest.partition(".")[0]
     return dialect if package == "surfaces" and dialect != "shared" else ""
@@ -115,35 +119,37 @@ DIALECTS = {dialect_of(name_of(path)) for path in FILES} - {""}
 
 
 def foreign_dialects(name: str, imported: set[str]) -> set[str]:
-    """The imports of other dialects' modules by the module `name`."""
+    """Return the imports of other dialects' modules by the module `name`."""
     return {each for each in imported if dialect_of(each) in DIALECTS - {dialect_of(name)}}
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if name_of(path).startswith("surfaces.")], ids=name_of)
 def test_no_dialect_imports_another(path: Path) -> None:
-    """A dialect can be read, changed and removed alone: what two of them need is in surfaces/shared or http. Only
-    surfaces/__init__ knows them all."""
-    found = foreign_dialects(name_of(path), internal(path))
-    assert not found, f"{name_of(path)} imports {', '.join(sorted(found))}"
+    """Each dialect can be read, changed and removed alone; shared code is in surfaces/shared or http. Only
+    surfaces/__init__ imports them all.
+    """
+    dialects = foreign_dialects(name_of(path), internal(path))
+    assert not dialects, f"{name_of(path)} imports {', '.join(sorted(dialects))}"
 
 
 def test_every_top_level_name_has_a_rule() -> None:
-    """A new package says where it stands before it is used, and no rule outlives its package."""
-    found = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in FILES}
-    assert found == set(MAY_IMPORT)
+    """A new package needs a rule before it is used, and no rule outlives its package."""
+    packages = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in FILES}
+    assert packages == set(MAY_IMPORT)
 
 
 @pytest.mark.parametrize("name", sorted({"decoding", "errors", "names", "run_once", "types"}))
 def test_leaves_import_little(name: str) -> None:
-    """decoding, errors, types and names know the standard library, msgspec and numpy (types knows decoding too), so
-    that everything may import them."""
+    """decoding, errors, types and names import only the standard library, msgspec and numpy (types also decoding), so
+    that everything may import them.
+    """
     tops = {each.partition(".")[0] for each in imports(SOURCE / f"{name}.py")}
     assert tops <= LEAF_LIBRARIES | sys.stdlib_module_names | ({"shoal"} if name == "types" else set())
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_names_are_words_of_the_domain(path: Path) -> None:
-    """No module or class has a name that says only that it does something."""
+def test_names_are_specific(path: Path) -> None:
+    """No module or class has a generic name that only says that it does something."""
     classes = [node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
     for name in [path.stem, *path.relative_to(SOURCE).parts[:-1], *classes]:
         for word in WORD.findall(name):
@@ -152,7 +158,7 @@ def test_names_are_words_of_the_domain(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.parent != PROGRAMS], ids=name_of)
 def test_nothing_reads_the_environment_on_import(path: Path) -> None:
-    """Settings are read when Shoal starts; a module that reads them on import cannot be configured or tested."""
+    """Settings are read at startup; a module that reads them on import cannot be configured or tested."""
     for node in _run_on_import(ast.parse(path.read_text())):
         assert not (isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}), f"{path}:{node.lineno}"
 
@@ -162,8 +168,9 @@ FOLDERS = {path.name for path in (SOURCE / "backends").iterdir() if path.is_dir(
 
 @pytest.mark.parametrize("path", [path for path in FILES if name_of(path).split(".")[0] != "backends"], ids=name_of)
 def test_nothing_names_a_backend(path: Path) -> None:
-    """Outside `backends` everything goes through the table; commands alone, for files and for Triton itself, name one,
-    and only what their layer lists."""
+    """Code outside `backends` uses the table; only commands for files and for Triton itself name a backend, within the
+    limits of their layer.
+    """
     named = {name for name in internal(path) if name.startswith("backends.") and name.split(".")[1] in FOLDERS}
     assert not named or name_of(path).startswith("cli."), f"{name_of(path)} names {', '.join(sorted(named))}"
 
@@ -173,23 +180,24 @@ PARTS = {"genai": "local"}
 
 
 def backend_of(name: str) -> str:
-    """`triton` for backends.triton.open.host; "" for base and for what belongs to no backend."""
+    """Return `triton` for backends.triton.open.host; "" for base and for modules outside backends."""
     package, _, rest = name.partition(".")
     folder = rest.partition(".")[0]
     return PARTS.get(folder, folder) if package == "backends" and folder in FOLDERS else ""
 
 
 def foreign_backends(name: str, imported: set[str]) -> set[str]:
-    """The imports of other backends' modules by the module `name`; every backend is foreign to base."""
+    """Return the imports of other backends' modules by the module `name`; every backend is foreign to base."""
     return {each for each in imported if backend_of(each) not in ("", backend_of(name))}
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if name_of(path).startswith("backends")], ids=name_of)
 def test_no_backend_imports_another(path: Path) -> None:
-    """A backend can be read, changed and removed alone: what two of them need is in backends/base, models or
-    pipelines. The table imports none of them before it is used."""
-    found = foreign_backends(name_of(path), internal(path))
-    assert not found, f"{name_of(path)} imports {', '.join(sorted(found))}"
+    """Each backend can be read, changed and removed alone; shared code is in backends/base, models or pipelines. The
+    table imports a backend only when it is used.
+    """
+    backends = foreign_backends(name_of(path), internal(path))
+    assert not backends, f"{name_of(path)} imports {', '.join(sorted(backends))}"
 
 
 MAY_NAME_BACKENDS = {"backends", "bench", "cli", "config"}
@@ -202,8 +210,9 @@ NAMES = {*BACKENDS, *(scheme for schemes in BACKENDS.values() for scheme in sche
 
 
 def named_backends(path: Path, dialects: set[str]) -> Iterator[str]:
-    """The backends and schemes that strings of a file name. A dialect's name, and "local", count only in a comparison
-    with a `backend` or `scheme`: they have other meanings."""
+    """Return the backends and schemes named by strings of a file. A dialect's name, and "local", count only in a
+    comparison with a `backend` or `scheme`: they have other meanings.
+    """
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
@@ -224,13 +233,13 @@ def named_backends(path: Path, dialects: set[str]) -> Iterator[str]:
     ids=name_of,
 )
 def test_no_text_names_a_backend(path: Path) -> None:
-    """Code asks for a fact that a backend or a model states, and not for a name: a new backend needs no change here."""
-    found = set(named_backends(path, DIALECTS))
-    assert not found, f"{name_of(path)} names {', '.join(sorted(found))}"
+    """Code checks a fact of a backend or a model, not its name, so a new backend needs no change here."""
+    backends = set(named_backends(path, DIALECTS))
+    assert not backends, f"{name_of(path)} names {', '.join(sorted(backends))}"
 
 
-def test_the_choice_of_a_backend_is_that_of_the_table() -> None:
-    """The types of the setting and of the request's field list the backends for files."""
+def test_backend_choices_match_the_table() -> None:
+    """The types of the setting and of the request field list the backends for files."""
     setting = get_args(get_type_hints(Settings)["backend"])
     assert set(setting) - {"auto"} == set(FILE_BACKENDS)
     assert set(get_args(get_args(Backend)[0])) == set(FILE_BACKENDS)
@@ -238,19 +247,19 @@ def test_the_choice_of_a_backend_is_that_of_the_table() -> None:
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_the_package_and_the_addresses_of_a_backend_import_little(name: str) -> None:
-    """They are imported before anything of the backend is used: no engine, no client, and no other backend."""
+    """They are imported before any part of the backend is used: no engine, no client, and no other backend."""
     for file in ("__init__.py", "address.py"):
         tree = ast.parse((SOURCE / "backends" / name / file).read_text())
-        found = {each.module or "" for each in tree.body if isinstance(each, ast.ImportFrom)}
-        found |= {alias.name for each in tree.body if isinstance(each, ast.Import) for alias in each.names}
-        heavy = {each for each in found if each.startswith("shoal.backends.") and ".base." not in each}
+        imported_modules = {each.module or "" for each in tree.body if isinstance(each, ast.ImportFrom)}
+        imported_modules |= {alias.name for each in tree.body if isinstance(each, ast.Import) for alias in each.names}
+        heavy = {each for each in imported_modules if each.startswith("shoal.backends.") and ".base." not in each}
         assert not heavy, f"{name}/{file} imports {', '.join(heavy)}"
-        libraries = {each.partition(".")[0] for each in found} - {"shoal"}
+        libraries = {each.partition(".")[0] for each in imported_modules} - {"shoal"}
         assert libraries <= sys.stdlib_module_names, f"{name}/{file} imports {', '.join(libraries)}"
 
 
 def foreign_assignments(path: Path) -> Iterator[str]:
-    """The assignments to attributes of objects other than `self`."""
+    """Return the assignments to attributes of objects other than `self`."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) != "self":
             yield ast.unparse(node)
@@ -258,12 +267,12 @@ def foreign_assignments(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", [path for path in FILES if name_of(path).partition(".")[0] == "app"], ids=name_of)
 def test_nothing_is_attached_after_construction(path: Path) -> None:
-    """What an object needs comes by its constructor, or by a method of its own."""
+    """An object gets its dependencies by its constructor, or by one of its own methods."""
     assert not list(foreign_assignments(path))
 
 
 def typed_decoding(path: Path) -> Iterator[int]:
-    """The lines that have msgspec describe a type: `Decoder(...)`, `convert(...)`, `decode(..., type=...)`."""
+    """Return the lines on which msgspec describes a type: `Decoder(...)`, `convert(...)`, `decode(..., type=...)`."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("msgspec."):
             name = ast.unparse(node.func).rpartition(".")[2]
@@ -272,34 +281,35 @@ def typed_decoding(path: Path) -> Iterator[int]:
                 yield node.lineno
 
 
-# Imported whole, by one thread, before a model is loaded (surfaces); commands that decode in one thread (cli, bench).
+# Imported by one thread before a model loads (surfaces), or used by one thread only (cli, bench).
 ONE_THREAD = {"http", "surfaces", "cli", "bench", "decoding"}
 
 
 @pytest.mark.parametrize(
     "path", [path for path in FILES if name_of(path).partition(".")[0] not in ONE_THREAD], ids=name_of
 )
-def test_types_are_described_under_one_lock(path: Path) -> None:
-    """What threads of loads may run gets its decoders from `shoal.decoding`: msgspec's first decode of a type is no
-    thing for two threads at once."""
+def test_types_are_described_under_a_lock(path: Path) -> None:
+    """Code that load threads may run gets its decoders from `shoal.decoding`: msgspec's first decode of a type is not
+    thread-safe.
+    """
     assert not list(typed_decoding(path)), f"use shoal.decoding in {path}"
 
 
 def _run_on_import(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes under `node` outside the bodies of functions."""
+    """Return the nodes under `node` outside function bodies."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield from _run_on_import(child)
 
 
-def test_the_rules_notice_a_breach(tmp_path: Path) -> None:
-    """The checks above see an import inside a function and know it for what it is."""
+def test_the_rules_detect_violations(tmp_path: Path) -> None:
+    """The checks above detect an import inside a function."""
     file = tmp_path / "one.py"
     file.write_text("def f():\n    from shoal.backends import fake\n")
     assert internal(file) == {"backends.fake"}
-    assert not allowed("backends.fake", "surfaces", LEAVES | {"core"})
-    assert allowed("core.gateway", "surfaces", LEAVES | {"core"})
+    assert not is_allowed("backends.fake", "surfaces", LEAVES | {"core"})
+    assert is_allowed("core.gateway", "surfaces", LEAVES | {"core"})
     assert foreign_dialects("surfaces.tei.embed", {"surfaces.openai.errors.x"})
     assert foreign_dialects("surfaces.shared.listing", {"surfaces.openai.errors.x"})
     assert not foreign_dialects("surfaces.tei.embed", {"surfaces.shared.listing.x", "surfaces.tei.wire", "http.errors"})

@@ -29,29 +29,29 @@ class Call:
         self.received: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
         self.sent: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
 
-    def begin(self, asgi: Any) -> asyncio.Task[None]:
+    def start(self, asgi: Any) -> asyncio.Task[None]:
         return asyncio.ensure_future(asgi(self.scope, self.received.get, self.sent.put))
 
     async def status(self, asgi: Any) -> int:
         self.received.put_nowait({"type": "http.request", "body": b"", "more_body": False})
-        await self.begin(asgi)
+        await self.start(asgi)
         return int(self.sent.get_nowait()["status"])
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A settings file in the current folder must not take part."""
+    """Ignore a settings file in the current folder."""
     monkeypatch.chdir(tmp_path)
 
 
-async def test_the_lifespan_opens_and_closes_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between start and shutdown it answers; before and after it is no application."""
+async def test_the_lifespan_starts_and_stops_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are answered only between startup and shutdown."""
     monkeypatch.setenv("SHOAL_MODELS", "fake:")
     asgi = _EnvironmentApp()
     with pytest.raises(RuntimeError, match="lifespan"):
         await Call().status(asgi)
     life = Call(type="lifespan")
-    living = life.begin(asgi)
+    living = life.start(asgi)
     life.received.put_nowait({"type": "lifespan.startup"})
     assert (await life.sent.get())["type"] == "lifespan.startup.complete"
     assert await Call(server=("127.0.0.1", 80), client=("127.0.0.1", 5)).status(asgi) == 200
@@ -60,13 +60,13 @@ async def test_the_lifespan_opens_and_closes_the_application(monkeypatch: pytest
     await living
 
 
-async def test_with_a_key_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And without a model, where the default one is not wanted."""
+async def test_remote_clients_need_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server also starts without a model if the default model is disabled."""
     monkeypatch.setenv("SHOAL_API_KEY", "s3cret")
     monkeypatch.setenv("SHOAL_DEFAULT_MODEL", "false")
     asgi = _EnvironmentApp()
     life = Call(type="lifespan")
-    living = life.begin(asgi)
+    living = life.start(asgi)
     life.received.put_nowait({"type": "lifespan.startup"})
     assert (await life.sent.get())["type"] == "lifespan.startup.complete"
     outside = {"server": ("10.1.2.3", 80), "client": ("10.1.2.4", 5)}
@@ -77,23 +77,23 @@ async def test_with_a_key_others_are_answered(monkeypatch: pytest.MonkeyPatch) -
     await living
 
 
-async def test_an_address_that_cannot_be_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What can be seen without loading a model."""
+async def test_an_invalid_address_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check needs no model to be loaded."""
     monkeypatch.setenv("SHOAL_MODELS", "tei+http://a,tei+http://b")
     life = Call(type="lifespan")
     life.received.put_nowait({"type": "lifespan.startup"})
-    await life.begin(_EnvironmentApp())
+    await life.start(_EnvironmentApp())
     sent = life.sent.get_nowait()
     assert sent["type"] == "lifespan.startup.failed"
     assert "NAME=tei+http://a,..." in sent["message"]
 
 
 async def test_a_wrong_setting_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server shows the message; nothing was started."""
+    """The server shows the message, and nothing is started."""
     monkeypatch.setenv("SHOAL_PORT", "eighty")
     life = Call(type="lifespan")
     life.received.put_nowait({"type": "lifespan.startup"})
-    await life.begin(_EnvironmentApp())
+    await life.start(_EnvironmentApp())
     sent = life.sent.get_nowait()
     assert sent["type"] == "lifespan.startup.failed"
     assert "SHOAL_PORT" in sent["message"]
@@ -110,8 +110,8 @@ async def test_a_wrong_setting_fails_the_start(monkeypatch: pytest.MonkeyPatch) 
         (("fe80::1", 80), 403),
     ],
 )
-async def test_without_keys_only_loopback_is_answered(server: tuple[str, int | None] | None, status: int) -> None:
-    """The address on which the connection arrived decides; a server that tells none is an in-process client."""
+async def test_only_loopback_clients_need_no_key(server: tuple[str, int | None] | None, status: int) -> None:
+    """The address on which the connection arrived decides; a server without one is an in-process client."""
 
     async def open_to_all(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -120,7 +120,7 @@ async def test_without_keys_only_loopback_is_answered(server: tuple[str, int | N
 
 
 def test_importing_it_reads_and_starts_nothing() -> None:
-    """A broken environment does not matter before the lifespan."""
+    """A broken environment has no effect before the lifespan."""
     environment = {"SHOAL_PORT": "eighty", "SHOAL_CONFIG": "/nowhere.toml"}
     code = "import shoal.asgi, sys; assert 'openvino' not in sys.modules and 'onnx' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)

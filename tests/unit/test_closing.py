@@ -1,4 +1,4 @@
-"""The servers of these tests leave no connection behind, whenever somebody connects while they are stopped."""
+"""The servers of these tests leak no connection when a client connects while they stop."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from tests.fakes.tei import FakeTei
 from tests.unit.http.fetching.kit import web
 
 
-async def upstream(iterations: int) -> None:
+async def fake_upstream(iterations: int) -> None:
     async with FakeUpstream() as server:
-        await knock(server.port, iterations)
+        await connect_and_leave(server.port, iterations)
 
 
-async def tei(iterations: int) -> None:
+async def fake_tei(iterations: int) -> None:
     async with FakeTei() as server:
-        await knock(server.port, iterations)
+        await connect_and_leave(server.port, iterations)
 
 
-async def fetched(iterations: int) -> None:
+async def fetching_web(iterations: int) -> None:
     async with web() as server:
-        await knock(server.port, iterations)
+        await connect_and_leave(server.port, iterations)
 
 
-async def knock(port: int, iterations: int) -> None:
-    """Connect, and leave some turns of the loop later: before, while and after the server takes the connection."""
+async def connect_and_leave(port: int, iterations: int) -> None:
+    """Connect, and disconnect some loop turns later: before, while and after the server accepts the connection."""
     with socket.socket() as client:
         client.setblocking(False)
         client.connect_ex(("127.0.0.1", port))
@@ -40,8 +40,8 @@ async def knock(port: int, iterations: int) -> None:
             await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("server", [upstream, tei, fetched])
-def test_nothing_is_left_open(server: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+@pytest.mark.parametrize("server", [fake_upstream, fake_tei, fetching_web])
+def test_stopping_leaks_no_connection(server: Callable[[int], Coroutine[Any, Any, None]]) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for iterations in range(10):

@@ -32,8 +32,8 @@ ARGUMENTS: dict[type[ShoalError], dict[str, Any]] = {
 }
 
 
-def drawn() -> dict[str, str]:
-    """Class to parent, read from the tree in the module's docstring."""
+def documented_tree() -> dict[str, str]:
+    """Return class to parent, read from the tree in the module's docstring."""
     parents: dict[str, str] = {}
     path: list[str] = []
     for line in (errors.__doc__ or "").splitlines():
@@ -47,23 +47,24 @@ def drawn() -> dict[str, str]:
     return parents
 
 
-def test_the_tree_drawn_is_the_tree() -> None:
-    """Every class stands in the drawing under its parent, and the drawing holds nothing else."""
+def test_the_documented_tree_matches_the_classes() -> None:
+    """The tree has every class under its parent, and nothing else."""
     real = {one.__name__: one.__mro__[1].__name__ for one in CLASSES if one is not ShoalError}
-    assert drawn() == real
+    assert documented_tree() == real
 
 
-def test_each_leaf_has_a_kind_of_its_own() -> None:
-    """A surface decides by `kind`, so two errors may share one only on purpose."""
+def test_each_leaf_has_its_own_kind() -> None:
+    """Surfaces decide by `kind`, so two errors may share one only on purpose."""
     shared = {one: [each.__name__ for each in LEAVES if each.kind == one] for one in {each.kind for each in LEAVES}}
     assert {kind: names for kind, names in shared.items() if len(names) > 1} == {}
     assert all(re.fullmatch(r"[a-z_]+", one.kind) for one in CLASSES)
 
 
 @pytest.mark.parametrize("one", LEAVES, ids=lambda one: one.__name__)
-def test_another_try_helps_where_nobody_is_at_fault(one: type[ShoalError]) -> None:
-    """Capacity errors, transport faults and sources that are away are retryable; the caller's, the operator's and bugs
-    are not."""
+def test_errors_without_fault_are_retryable(one: type[ShoalError]) -> None:
+    """Capacity, transport and unavailable-source errors are retryable; errors of the caller or operator, and bugs, are
+    not.
+    """
     away = one.kind == "transport" or one is SourceAway
     if one.kind != "model_failed":
         assert one.retryable == (issubclass(one, CapacityError) or away)
@@ -72,7 +73,7 @@ def test_another_try_helps_where_nobody_is_at_fault(one: type[ShoalError]) -> No
 
 @pytest.mark.parametrize("one", CLASSES, ids=lambda one: one.__name__)
 def test_messages_are_kept(one: type[ShoalError]) -> None:
-    """`message` is the text of the exception, and `repr` shows class and message."""
+    """`message` is the exception's text, and `repr` shows class and message."""
     error = one(**ARGUMENTS.get(one, {"message": "m"}))
     assert str(error) == error.message
     assert "m" in error.message
@@ -81,13 +82,13 @@ def test_messages_are_kept(one: type[ShoalError]) -> None:
 
 
 def test_field_and_time_are_carried() -> None:
-    """For surfaces: the field at fault, and when to come back."""
+    """Surfaces need the field at fault and the retry time."""
     error = CapacityError("m", param="input", retry_after=1.5)
     assert (error.param, error.retry_after) == ("input", 1.5)
 
 
-def test_what_some_errors_add() -> None:
-    """The header's value, the place in a file, the pip command."""
+def test_additional_error_fields() -> None:
+    """The header value, the position in a file, and the pip command."""
     assert MethodNotAllowed("m", allow="GET, POST").allow == "GET, POST"
     placed = ModelFileError("is no number", file="config.json", key="hidden_size")
     assert (placed.message, placed.file, placed.key) == (
@@ -109,7 +110,7 @@ def test_backend_errors_are_not_the_callers() -> None:
 
 @pytest.mark.parametrize("kind", LEAVES)
 def test_an_error_of_an_input_is_the_same_error(kind: type[ShoalError]) -> None:
-    """Whatever its constructor wants; the original stays as it was."""
+    """For every constructor; the original error stays unchanged."""
     error = kind(**ARGUMENTS.get(kind, {"message": "m"}))
     named = error.at_input(3)
     assert type(named) is kind

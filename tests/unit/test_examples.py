@@ -1,4 +1,4 @@
-"""The scripts in examples/ run, and the model that benchmarks write is one that Shoal reads."""
+"""The scripts in examples/ run, and Shoal reads the model that benchmarks write."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def loaded() -> Iterator[Any]:
-    """Load a script by its path, as it is when it is run."""
+def load_example() -> Iterator[Any]:
+    """Load a script by its path, as when it is run."""
     names: list[str] = []
 
     def load(path: str) -> ModuleType:
@@ -28,7 +28,7 @@ def loaded() -> Iterator[Any]:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # where dataclasses look their types up
+        sys.modules[spec.name] = module  # where dataclasses look up their types
         names.append(spec.name)
         spec.loader.exec_module(module)
         return module
@@ -38,39 +38,39 @@ def loaded() -> Iterator[Any]:
         del sys.modules[name]
 
 
-def test_pictures_are_drawn(
-    loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_images_are_drawn(
+    load_example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Their files are named, all of them different, none of them large; the same on every machine."""
-    monkeypatch.setattr("sys.argv", ["draw_pictures.py", str(tmp_path / "pictures")])
-    script = loaded("examples/draw_pictures.py")
+    monkeypatch.setattr("sys.argv", ["draw_images.py", str(tmp_path / "images")])
+    script = load_example("examples/draw_images.py")
     script.main()
     paths = [Path(line) for line in capsys.readouterr().out.splitlines()]
-    assert [path.name for path in paths] == list(script.PICTURES)
+    assert [path.name for path in paths] == list(script.IMAGES)
     assert len({path.read_bytes() for path in paths}) == len(paths) >= 4
     for path in paths:
         assert 5_000 < path.stat().st_size < 60_000
-        with Image.open(path) as picture:
-            assert picture.size == script.SIZE
+        with Image.open(path) as image:
+            assert image.size == script.SIZE
     before = [path.read_bytes() for path in paths]
-    assert [path.read_bytes() for path in script.draw_all(tmp_path / "pictures")] == before
-    with Image.open(tmp_path / "pictures" / "red_circle.jpg") as picture:
-        red, green, blue = np.asarray(picture.convert("RGB"), np.int64)[140:160, 190:210].mean((0, 1))
+    assert [path.read_bytes() for path in script.draw_all(tmp_path / "images")] == before
+    with Image.open(tmp_path / "images" / "red_circle.jpg") as image:
+        red, green, blue = np.asarray(image.convert("RGB"), np.int64)[140:160, 190:210].mean((0, 1))
     assert red > 180
     assert max(green, blue) < 80
 
 
-def test_the_model_of_benchmarks_is_served(loaded: Any, tmp_path: Path) -> None:
-    """A small one of them: texts and pictures have vectors of the same length, and are compared."""
-    clip = loaded("bench/clip.py")
+def test_the_model_of_benchmarks_is_served(load_example: Any, tmp_path: Path) -> None:
+    """A small one of them: texts and images have vectors of the same length, and are compared."""
+    clip = load_example("bench/clip.py")
     folder = clip.write_clip(tmp_path / "clip", clip.TINY)
-    (red, blue) = loaded("examples/draw_pictures.py").draw_all(tmp_path)[:2]
+    (red, blue) = load_example("examples/draw_images.py").draw_all(tmp_path)[:2]
     with shoal.open(f"clip=file:{folder}", home=str(tmp_path / "home")) as s:
         rows = s.embed(["a red circle", red, blue])
         assert rows.shape == (3, clip.TINY.dimension)
         assert np.allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
         assert not np.allclose(rows[1], rows[2], atol=1e-3)
-        found = s.rank(red, ["a red circle", "a house"])
-        cosines = {each.index: each.cosine for each in found}
+        ranking = s.rank(red, ["a red circle", "a house"])
+        cosines = {each.index: each.cosine for each in ranking}
         assert cosines[0] == pytest.approx(float(rows[0] @ rows[1]), abs=1e-4)
-        assert sum(each.score for each in found) == pytest.approx(1)
+        assert sum(each.score for each in ranking) == pytest.approx(1)

@@ -23,8 +23,8 @@ DIMENSION = 3
 
 
 @pytest.fixture
-def extended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folders lie where Shoal's own do, and each has its line."""
+def extended_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folders are beside Shoal's own, and each has its line in the table."""
     for package, folder in ((shoal.backends, "backends"), (shoal.surfaces, "surfaces")):
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(EXAMPLES / folder)])
     monkeypatch.setitem(BACKENDS, "reef", ("reef",))
@@ -32,7 +32,7 @@ def extended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shoal.surfaces, "SURFACES", (*shoal.surfaces.SURFACES, plain))
 
 
-class Reef:
+class ReefServer:
     """A Reef server: vectors count letters, answers repeat the prompt's words."""
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ class Reef:
 
 
 @asynccontextmanager
-async def reef_server() -> AsyncIterator[tuple[Reef, str]]:
-    reef = Reef()
+async def reef_server() -> AsyncIterator[tuple[ReefServer, str]]:
+    reef = ReefServer()
     runner = web.AppRunner(reef.app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -82,8 +82,8 @@ async def post(app: App, path: str, body: object) -> Answer:
     return exchange.answer()
 
 
-async def test_a_backend_and_a_dialect_of_a_folder_each(extended: None, tmp_path: Path) -> None:
-    """Every model that the server lists is served, over every dialect and the new one."""
+async def test_a_backend_and_a_dialect_take_one_folder_each(extended_checkout: None, tmp_path: Path) -> None:
+    """Every model that the server lists is served, in every dialect including the new one."""
     async with (
         reef_server() as (reef, place),
         open_app(load({"home": str(tmp_path)}, {}), [f"reef://{place}"]) as app,
@@ -115,7 +115,7 @@ async def test_a_backend_and_a_dialect_of_a_folder_each(extended: None, tmp_path
 
 
 def test_the_guide_shows_the_dialect() -> None:
-    """As it is in its file."""
+    """The page equals the file."""
     guide = (EXAMPLES.parents[1] / "docs" / "extending.md").read_text()
     assert (EXAMPLES / "surfaces" / "plain" / "__init__.py").read_text() in guide
 
@@ -125,5 +125,5 @@ def code_lines(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("folder", ["backends/reef", "surfaces/plain"])
-def test_they_stay_small(folder: str) -> None:
+def test_the_examples_stay_small(folder: str) -> None:
     assert code_lines(EXAMPLES / folder) < 250

@@ -1,4 +1,4 @@
-"""`make test` as a developer runs it, with a Python that only notes what it was asked for."""
+"""`make test` with a fake Python that records its command lines."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def python(tmp_path: Path) -> Path:
 
 
 def make(python: Path, *words: str) -> tuple[int, list[str]]:
-    """(exit status, command lines of the Python)."""
+    """Return (exit status, command lines of the Python)."""
     command = ["make", "--old-file=setup", *words, f"BIN={python.parent}"]
-    # a `make test ARGS=...` that runs this would hand its variables on
+    # an outer `make test ARGS=...` would pass on its variables
     env = {name: value for name, value in os.environ.items() if "MAKE" not in name and name != "MFLAGS"}
     run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     calls = python.parent.parent / "calls"
     return run.returncode, calls.read_text().splitlines() if calls.exists() else []
 
 
-def test_every_part_is_run_also_when_one_fails(python: Path) -> None:
-    """What runs side by side and what runs alone; in the end it is a failure."""
+def test_every_part_runs_even_if_one_fails(python: Path) -> None:
+    """The parallel and the serial part both run; the exit status is a failure."""
     status, calls = make(python, "test")
     assert status != 0
     assert [" -n " in call for call in calls] == [True, False]
@@ -43,12 +43,12 @@ def test_every_part_is_run_also_when_one_fails(python: Path) -> None:
 
 
 def test_arguments_are_passed_on(python: Path) -> None:
-    """Then they say what is run."""
+    """Arguments select the tests."""
     status, calls = make(python, "test", "ARGS=-k planner", "ISA=avx2")
     assert status != 0
     assert calls == ["AVX2 -m pytest -rs -k planner"]
 
 
 def test_an_unknown_processor_is_refused(python: Path) -> None:
-    """A typing error holds nothing down, and would pass for a proof."""
+    """A misspelled name would restrict nothing, and the run would look valid."""
     assert make(python, "test", "ISA=avx") == (2, [])

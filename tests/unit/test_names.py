@@ -1,4 +1,4 @@
-"""The grammar of served names, the one place that knows it."""
+"""The grammar of served names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOSTILE = [
 
 @given(PARTS, PARTS)
 def test_one_part_or_two(one: str, other: str) -> None:
-    """And never three."""
+    """Three parts are invalid."""
     assert is_part(one)
     assert is_name(one)
     assert is_name(f"{one}/{other}")
@@ -35,21 +35,21 @@ def test_hostile_parts(text: str) -> None:
 
 
 @given(st.text(max_size=12) | st.from_regex(r"[a-zA-Z0-9._/-]{1,12}", fullmatch=True))
-def test_the_rule_by_another_way(text: str) -> None:
-    """As it reads in words: at most one "/", and on each side of it the characters, the length and the first one."""
+def test_the_rule_matches_a_second_implementation(text: str) -> None:
+    """At most one "/"; each side has valid characters, a valid length and a valid first character."""
     allowed = re.compile(r"[A-Za-z0-9._-]*")
     parts = text.split("/")
     good = [1 <= len(part) <= 96 and not part.startswith(".") and bool(allowed.fullmatch(part)) for part in parts]
     assert is_name(text) == (len(parts) <= 2 and all(good))
 
 
-def test_the_patterns_can_be_parts_of_others() -> None:
-    """What follows one of them does not change what it takes."""
+def test_patterns_can_be_embedded_in_others() -> None:
+    """The text after a pattern does not change its match."""
     assert re.fullmatch(rf"{NAME}@x", "org/name@x")
     assert re.fullmatch(rf"{PART}@x", "org/name@x") is None
 
 
-def test_reserved_names_are_of_the_grammar() -> None:
-    """Otherwise nobody would need to reserve them."""
+def test_reserved_names_match_the_grammar() -> None:
+    """Other names need no reservation."""
     assert RESERVED
     assert all(map(is_name, RESERVED))

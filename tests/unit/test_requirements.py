@@ -1,4 +1,4 @@
-"""The lock files of `make setup` and CI: each has what pyproject.toml asks for, with hashes, and names no index."""
+"""The lock files of `make setup` and CI: each has what pyproject.toml requires, with hashes, and names no index."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ UNLOCKED = {"torch", "torchvision"}
 RENEW = "run `make lock`"
 
 
-def grouped(name: str) -> Iterator[str]:
+def group_entries(name: str) -> Iterator[str]:
     for entry in PROJECT["dependency-groups"][name]:
         if isinstance(entry, str):
             yield entry
         else:
-            yield from grouped(entry["include-group"])
+            yield from group_entries(entry["include-group"])
 
 
-def wanted(name: str) -> list[Requirement]:
+def requirements_of(name: str) -> list[Requirement]:
     extras, group = LOCKS[name]
-    lines = list(grouped(group))
+    lines = list(group_entries(group))
     if extras is not None:
         lines += PROJECT["project"]["dependencies"]
     for extra in extras or ():
@@ -53,24 +53,24 @@ def wanted(name: str) -> list[Requirement]:
 
 
 def entries(name: str) -> list[str]:
-    """One text each: its version, hashes, and the comments on who needs it."""
+    """Yield one text per entry: its version, hashes, and the comments on who needs it."""
     return re.findall(r"^[a-z0-9].*\n(?: .*\n)*", (ROOT / "requirements" / f"{name}.txt").read_text(), re.MULTILINE)
 
 
-def pinned(name: str) -> dict[str, list[Version]]:
-    """A package has several versions where Pythons or systems need different ones."""
-    found: dict[str, list[Version]] = {}
+def pinned_versions(name: str) -> dict[str, list[Version]]:
+    """A package has several versions if Pythons or systems need different ones."""
+    versions: dict[str, list[Version]] = {}
     for entry in entries(name):
         package, version = re.match(r"([a-z0-9.-]+)==(\S+)", entry).groups()  # type: ignore[union-attr]
-        found.setdefault(canonicalize_name(package), []).append(Version(version))
-    return found
+        versions.setdefault(canonicalize_name(package), []).append(Version(version))
+    return versions
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_what_the_project_asks_for_is_locked(name: str) -> None:
-    """Every requirement has its version there, and all versions of it are allowed."""
-    locked = pinned(name)
-    for requirement in wanted(name):
+def test_project_dependencies_are_locked(name: str) -> None:
+    """Every requirement has an entry, and all of its versions are allowed."""
+    locked = pinned_versions(name)
+    for requirement in requirements_of(name):
         versions = locked.get(canonicalize_name(requirement.name))
         assert versions, f"{requirement} is not in requirements/{name}.txt: {RENEW}"
         for version in versions:
@@ -80,8 +80,8 @@ def test_what_the_project_asks_for_is_locked(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_nothing_else_is_locked(name: str) -> None:
-    """What is there for Shoal's own sake is still asked for."""
-    required = {canonicalize_name(requirement.name) for requirement in wanted(name)}
+    """Direct requirements in the lock file are still in pyproject.toml."""
+    required = {canonicalize_name(requirement.name) for requirement in requirements_of(name)}
     for entry in entries(name):
         package = canonicalize_name(entry.split("==")[0])
         if "pyproject.toml" in entry:
@@ -89,24 +89,24 @@ def test_nothing_else_is_locked(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_files_are_named_by_hashes_alone(name: str) -> None:
-    """Each has one, and there is no address of an index or of a file."""
+def test_files_are_identified_by_hashes_only(name: str) -> None:
+    """Each entry has a hash, and no address of an index or of a file."""
     assert all("--hash=sha256:" in entry for entry in entries(name))
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
     assert "://" not in text
-    assert not re.search("^-", text, re.MULTILINE)  # an option of pip, such as --index-url
+    assert not re.search("^-", text, re.MULTILINE)  # a pip option such as --index-url
 
 
-def test_lock_files_are_those_of_the_makefile() -> None:
-    """None is forgotten here, and none is left over there."""
+def test_lock_files_match_the_makefile() -> None:
+    """The two lists are equal."""
     assert {path.stem for path in (ROOT / "requirements").glob("*.txt")} == LOCKS.keys()
 
 
 @pytest.mark.parametrize("extra", ["", *RUNTIME])
-def test_the_lowest_versions_are_the_floors(extra: str) -> None:
-    """`make test-lowest` runs what pyproject.toml allows at least, not something newer."""
+def test_the_lowest_versions_match_the_lower_bounds(extra: str) -> None:
+    """`make test-lowest` runs the lowest versions that pyproject.toml allows."""
     listed = PROJECT["project"]["optional-dependencies"][extra] if extra else PROJECT["project"]["dependencies"]
-    locked = pinned("lowest")
+    locked = pinned_versions("lowest")
     for requirement in map(Requirement, listed):
         (version,) = locked[canonicalize_name(requirement.name)]
         (floor,) = (Version(each.version) for each in requirement.specifier if each.operator == ">=")
@@ -117,7 +117,7 @@ def test_the_lowest_versions_are_the_floors(extra: str) -> None:
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
 def test_every_python_gets_one_version_of_each(python: str) -> None:
-    """Where a package has several versions, their conditions leave one for each Python on Linux."""
+    """If a package has several versions, their conditions select one for each Python on Linux."""
     for name in LOCKS:
         chosen: set[str] = set()
         for entry in entries(name):
@@ -126,6 +126,8 @@ def test_every_python_gets_one_version_of_each(python: str) -> None:
             if requirement.marker is None or requirement.marker.evaluate(environment):
                 assert requirement.name not in chosen, f"{requirement.name} twice in {name}.txt"
                 chosen.add(requirement.name)
-        missing = {canonicalize_name(one.name) for one in wanted(name)} - {canonicalize_name(one) for one in chosen}
+        missing = {canonicalize_name(one.name) for one in requirements_of(name)} - {
+            canonicalize_name(one) for one in chosen
+        }
         assert not missing
     assert SpecifierSet(PROJECT["project"]["requires-python"]).contains(python)

@@ -216,7 +216,7 @@ STRUCTS: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def plain(value: Any) -> Any:
-    """A struct as values that compare by content; arrays by type, shape and bytes."""
+    """Return a struct as values that compare by content; arrays by type, shape and bytes."""
     if isinstance(value, np.ndarray):
         return (value.dtype.str, value.shape, value.tobytes())
     if isinstance(value, msgspec.Raw):
@@ -230,21 +230,21 @@ def plain(value: Any) -> Any:
     return value
 
 
-def test_every_wire_struct_is_tried() -> None:
-    """A struct that joins the wire joins the property below."""
+def test_every_wire_struct_has_an_example() -> None:
+    """A new wire struct is covered by the property below."""
     assert set(STRUCTS) == {*get_args(Wire), TextSpec}
 
 
 @given(st.sampled_from(list(STRUCTS)).flatmap(lambda kind: STRUCTS[kind]))
 def test_pack_and_unpack_are_inverse(value: Any) -> None:
-    """Every field comes back equal; arrays to the bit, extras to the byte."""
+    """Every field is equal after the round trip; arrays bit by bit, extras byte by byte."""
     again = unpack(pack(value), type(value))
     assert plain(again) == plain(value)
 
 
 @given(vectors)
-def test_arrays_come_back_to_the_bit(array: Any) -> None:
-    """NaN payloads and signed zeros too, and whatever the memory order was."""
+def test_arrays_round_trip_exactly(array: Any) -> None:
+    """NaN payloads and signed zeros too, for every memory order."""
     for given_ in (array, np.asfortranarray(array)):
         again = unpack(pack(Embedded(vectors=given_, tokens=[])), Embedded).vectors
         assert (again.dtype, again.shape) == (array.dtype, array.shape)
@@ -265,33 +265,33 @@ def test_arrays_come_back_to_the_bit(array: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [Embed, Embedded])
-def test_what_is_no_such_struct_is_refused(data: bytes, kind: type[Any]) -> None:
-    """Truncated, of another kind, or with an array that is none: a decoding error, never a wrong value."""
+def test_invalid_structs_are_refused(data: bytes, kind: type[Any]) -> None:
+    """Truncated, of another type, or with an invalid array: a decoding error, never a wrong value."""
     with pytest.raises(msgspec.DecodeError):
         unpack(data, kind)
 
 
-def test_a_task_is_not_taken_for_another() -> None:
-    """Tags tell tasks apart."""
+def test_task_types_are_told_apart() -> None:
+    """Tags identify the task type."""
     with pytest.raises(msgspec.ValidationError):
         unpack(pack(Embed(model="m", inputs=["x"])), Generate)
 
 
 @pytest.mark.parametrize("stranger", [object(), {1, 2j}])
-def test_only_what_has_a_wire_form_is_packed(stranger: Any) -> None:
-    """Anything else is a bug, said by the name of its type."""
+def test_only_types_with_a_wire_form_are_packed(stranger: Any) -> None:
+    """Other types are bugs; the error names the type."""
     with pytest.raises((NotImplementedError, TypeError)):
         pack(Chunk(text=stranger))
 
 
 def test_structs_are_frozen() -> None:
-    """A task that two places hold cannot change under one of them."""
+    """Code that shares a task cannot change it."""
     with pytest.raises(AttributeError):
         Chunk().text = "x"  # type: ignore[misc]
 
 
-def test_remaining_counts_down_to_nothing() -> None:
-    """Seconds until the deadline, by the clock given or the monotonic one; never negative."""
+def test_remaining_counts_down_to_zero() -> None:
+    """Seconds until the deadline, by the given or the monotonic clock; never negative."""
     ctx = Context(id="r", deadline=100.0)
     assert [ctx.remaining(now) for now in (40.0, 100.0, 140.0)] == [60.0, 0.0, 0.0]
     assert 9 < Context(id="r", deadline=time.monotonic() + 10).remaining() <= 10
@@ -299,7 +299,7 @@ def test_remaining_counts_down_to_nothing() -> None:
 
 @given(batches=st.lists(st.dictionaries(st.text(max_size=3), vectors, max_size=3), max_size=3))
 def test_digests_of_batches_differ(batches: list[dict[str, Any]]) -> None:
-    """Not by the order of the names; by every byte, shape and type, and by the number of batches."""
+    """Digests ignore the order of names, and depend on every byte, shape, type and the number of batches."""
     digest = compute_digest(batches)
     assert digest == compute_digest([dict(reversed(batch.items())) for batch in batches])
     assert len(digest) == 16

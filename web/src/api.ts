@@ -1,4 +1,4 @@
-// The few calls that the pages make, all relative to where Shoal is mounted. The key lives in this tab only.
+// The pages' API calls, relative to Shoal's mount path. The key is stored in this tab only.
 
 export interface Model {
   id: string;
@@ -61,7 +61,7 @@ async function call(path: string, init: RequestInit = {}): Promise<Response> {
 
 export async function models(): Promise<Model[]> {
   const body = (await (await call("v1/models")).json()) as { data: Model[] };
-  return body.data.filter((model) => !model.parent); // an adapter is part of its model
+  return body.data.filter((model) => !model.parent); // adapters are part of their model
 }
 
 export async function embed(model: string, input: string[]): Promise<Embedding> {

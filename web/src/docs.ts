@@ -16,7 +16,7 @@ const ui = SwaggerUI({
   domNode: root,
   deepLinking: true,
   displayRequestDuration: true,
-  validatorUrl: null, // the default asks a public validator, and a gateway's pages ask nobody
+  validatorUrl: null, // the default calls a public validator; these pages call only this server
   tryItOutEnabled: true,
   onComplete: () => {
     if (key.get()) ui.preauthorizeApiKey("key", key.get());

@@ -21,11 +21,11 @@ function KeyEntry({ wanted, onChange }: { wanted: boolean; onChange: () => void 
       }}
     >
       <label>
-        {wanted ? "This server asks for an API key" : "API key"}
+        {wanted ? "This server requires an API key" : "API key"}
         <input
           type="password"
           autocomplete="off"
-          placeholder="kept in this tab only"
+          placeholder="stored in this tab only"
           value={value}
           onInput={(event) => setValue(event.currentTarget.value)}
         />
@@ -46,7 +46,7 @@ function Snippet({ title, code }: { title: string; code: string }) {
     <figure class="snippet">
       <figcaption>
         {title}
-        {/* The clipboard exists on https and loopback only. */}
+        {/* Browsers provide the clipboard only over HTTPS and on loopback. */}
         {navigator.clipboard && (
           <button type="button" class="quiet" onClick={copy} aria-label={`Copy the ${title} example`}>
             {copied ? "Copied" : "Copy"}
@@ -70,13 +70,13 @@ function App() {
       setProblem(null);
     } catch (error) {
       const status = error instanceof ApiError ? error.status : 0;
-      setProblem({ status, message: status ? (error as Error).message : "The server does not answer." });
+      setProblem({ status, message: status ? (error as Error).message : "Cannot reach the server." });
     }
   }, []);
 
   useEffect(() => {
     void load();
-    // A tab in the background asks nothing.
+    // Do not poll from a background tab.
     const timer = setInterval(() => document.hidden || void load(), POLL_MS);
     return () => clearInterval(timer);
   }, [load]);
@@ -116,7 +116,7 @@ function App() {
         {!locked && embedder && <Compare models={embedders} preferred={embedder.id} />}
         {!locked && (embedder || ranker || judge || talker) && (
           <section aria-labelledby="use">
-            <h2 id="use">Use it from your code</h2>
+            <h2 id="use">Use it in your code</h2>
             {embedder && (
               <div class="snippets">
                 <Snippet title="curl" code={curl(embedder.id, guarded)} />

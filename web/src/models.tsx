@@ -4,10 +4,10 @@ function facts(model: Model): string[] {
   const words: string[] = [];
   if (model.dimension) words.push(`${model.dimension} dimensions`);
   if (model.max_input_tokens) words.push(`up to ${model.max_input_tokens} tokens`);
-  if (model.max_model_len) words.push(`${model.max_model_len} tokens of context`);
+  if (model.max_model_len) words.push(`context of ${model.max_model_len} tokens`);
   if (model.precision) words.push(model.precision);
   if (model.backend) words.push(model.backend);
-  if (model.aliases?.length) words.push(`also ${model.aliases.join(", ")}`);
+  if (model.aliases?.length) words.push(`aliases: ${model.aliases.join(", ")}`);
   return words;
 }
 
@@ -20,7 +20,7 @@ export function Models({ list, problem }: { list: Model[] | null; problem: strin
           {problem}
         </p>
       )}
-      {list?.length === 0 && <p>No model is served. Start Shoal with one: shoal serve ADDRESS</p>}
+      {list?.length === 0 && <p>No models served. Start Shoal with a model: shoal serve ADDRESS</p>}
       <ul class="models">
         {list?.map((model) => (
           <li key={model.id}>

@@ -1,6 +1,6 @@
 import { address } from "./api";
 
-// A key is never written out: the examples name the variable that holds it.
+// Examples never contain the key, only the environment variable that holds it.
 
 function post(path: string, body: string, locked: boolean): string {
   return [

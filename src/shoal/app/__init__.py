@@ -127,13 +127,13 @@ async def open_models(
     async with AsyncExitStack() as stack:
         comparing = _open_threads(stack, "compare", 1)
         threads = _open_threads(stack, "prepare", PREPARE_THREADS)
-        pictures = _open_threads(stack, "pictures", await asyncio.to_thread(usable_cores))
+        image_threads = _open_threads(stack, "images", await asyncio.to_thread(usable_cores))
         plans = [
             parse_served(loaded.resolve_argument(text))
             for text in served or ((DEFAULT_MODEL,) if settings.default_model else ())
         ]
         resources = ModelResources(
-            loaded, counts, threads, caches=caches, queues=queues, pictures=pictures, progress=progress
+            loaded, counts, threads, caches=caches, queues=queues, image_threads=image_threads, progress=progress
         )
         stack.push_async_callback(resources.backends.aclose)
         for name in _initial_backends(loaded, plans):

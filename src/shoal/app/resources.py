@@ -60,7 +60,7 @@ class RunningLanes:
 class ModelResources:
     """Resources of this process, as backends see them, and the backends over them.
 
-    `threads` prepare texts, `pictures` what is heavier (None: the same ones). `progress` sees downloads and
+    `threads` prepare texts, `image_threads` what is heavier (None: the same ones). `progress` sees downloads and
     conversions, from threads.
     """
 
@@ -72,7 +72,7 @@ class ModelResources:
         *,
         caches: RowCaches,
         queues: RunningLanes,
-        pictures: Threads | None = None,
+        image_threads: Threads | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.loaded = loaded
@@ -83,7 +83,7 @@ class ModelResources:
         self._queues = queues
         self._observer = observer
         self._threads = threads
-        self._pictures = pictures or threads
+        self._image_threads = image_threads or threads
         self._served_names: set[str] = set()
 
     def forget(self, name: str) -> None:
@@ -165,7 +165,7 @@ class ModelResources:
                 pipeline,
                 engines,
                 replace(options, limits=longer) if modality == "image" else options,
-                threads=self._pictures if pipeline.work == "heavy" else self._threads,
+                threads=self._image_threads if pipeline.work == "heavy" else self._threads,
                 observer=self._observer,
             )
             for modality, (pipeline, engines) in parts.items()

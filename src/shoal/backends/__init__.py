@@ -53,7 +53,7 @@ def load_scheme(name: str) -> Scheme:
 
 
 def parse_address(text: str) -> Address:
-    """Parse one address of any backend. Raises AddressError, which says what to write instead."""
+    """Parse one address of any backend. Raises AddressError, whose message shows the correct form."""
     return _address_grammar().parse_model_address(text)
 
 
@@ -81,7 +81,7 @@ class Backends:
     def for_address(self, address: Address) -> Backend:
         """Return the backend of an address."""
         name = backend_for_scheme(address.scheme)
-        assert name is not None, f"{address.scheme} is no scheme of the table"
+        assert name is not None, f"no backend has the scheme {address.scheme}"
         return self[name]
 
     def for_files(self, settings: Settings) -> list[Backend]:

@@ -16,7 +16,7 @@ from shoal.config import LoadedConfig
 from shoal.errors import ConfigError, SetupError, TransportFailed
 
 if TYPE_CHECKING:
-    from shoal.cli._pictures import Input
+    from shoal.cli._images import Input
     from shoal.python.api import Shoal
     from shoal.types import Image, Vectors
 
@@ -92,7 +92,7 @@ class _Inputs(NamedTuple):
 
     def chunks(self, max_bytes: int) -> Iterator[tuple[list[str | Image], Sequence[str]]]:
         """Yield chunks of at most _CHUNK inputs. A chunk ends with the image that brings it to `max_bytes` bytes."""
-        from shoal.cli._pictures import read_image
+        from shoal.cli._images import read_image
 
         start, size = 0, 0
         items: list[str | Image] = []
@@ -108,7 +108,7 @@ def _collect_inputs(texts: list[str], images: list[str]) -> _Inputs:
     lines = check_texts(texts) if texts or images else _read_lines()
     if not images:
         return _Inputs(lines, [""] * len(lines))
-    from shoal.cli._pictures import check_images
+    from shoal.cli._images import check_images
 
     return _Inputs([*lines, *check_images(images)], [*[""] * len(lines), *images])
 
@@ -149,7 +149,7 @@ def check_texts(texts: list[str]) -> list[str]:
 def _embed_local(models: Shoal, all_inputs: _Inputs, wishes: _RequestFields) -> Vectors:
     import numpy as np
 
-    from shoal.cli._pictures import name_in_errors
+    from shoal.cli._images import name_in_errors
 
     parts = []
     for items, names in all_inputs.chunks(_LOCAL_CHUNK_BYTES):
@@ -161,7 +161,7 @@ def _embed_local(models: Shoal, all_inputs: _Inputs, wishes: _RequestFields) -> 
 def _embed_remote(server: ServerClient, all_inputs: _Inputs, wishes: _RequestFields) -> Vectors:
     import numpy as np
 
-    from shoal.cli._pictures import name_in_errors
+    from shoal.cli._images import name_in_errors
 
     rows: list[Vectors] = []
     for items, names in all_inputs.chunks(_REMOTE_CHUNK_BYTES):
@@ -177,7 +177,7 @@ def _embed_remote(server: ServerClient, all_inputs: _Inputs, wishes: _RequestFie
 
 def _to_input(item: str | Image) -> dict[str, str]:
     """Convert an input to the form that a server accepts in mixed lists of texts and images."""
-    from shoal.cli._pictures import to_data_uri
+    from shoal.cli._images import to_data_uri
 
     return {"text": item} if isinstance(item, str) else {"image": to_data_uri(item)}
 

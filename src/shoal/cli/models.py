@@ -235,10 +235,10 @@ def _parity(parity: Parity) -> dict[str, Any]:
 
 
 def variant_text(variant: str, facts: dict[str, Any]) -> str:
-    """Describe a variant: "int8: 24 MB, mean cosine to f32 0.9987, least 0.9862, 2.1x f32 (16x4)"."""
+    """Describe a variant: "int8: 24 MB, mean cosine to f32 0.9987, minimum 0.9862, 2.1x f32 (16x4)"."""
     words = [size_text(facts["bytes"])]
     if "mean_cosine" in facts:
-        words.append(f"mean cosine to f32 {facts['mean_cosine']:.4f}, least {facts['min_cosine']:.4f}")
+        words.append(f"mean cosine to f32 {facts['mean_cosine']:.4f}, minimum {facts['min_cosine']:.4f}")
     if "max_difference" in facts:
         words.append(f"scores move by {facts['max_difference']:.4f} of their range")
     words += [f"{times:g}x f32 ({batch})" for batch, times in facts.get("speed", {}).items()]

@@ -37,29 +37,29 @@ def rank(
     The score is the model's own: of CLIP a probability, so that those of all texts sum to 1; of SigLIP each stands
     alone. The cosine is that of the vectors.
     """
-    from shoal.cli._pictures import check_images, name_in_errors, read_image
+    from shoal.cli._images import check_images, name_in_errors, read_image
     from shoal.cli.embed import check_texts
 
     checked_texts = check_texts(texts)
     (found,) = check_images([image])
-    picture = read_image(found)
-    assert not isinstance(picture, str)
+    content = read_image(found)
+    assert not isinstance(content, str)
     with name_in_errors([image]):
         if url:
             matches = _rank_remote(
-                ServerClient(url, first_key(*loaded.settings.api_key)), picture, checked_texts, model
+                ServerClient(url, first_key(*loaded.settings.api_key)), content, checked_texts, model
             )
         else:
             with run_model(loaded, model) as models:
-                matches = models.rank(picture, checked_texts)
+                matches = models.rank(content, checked_texts)
     _show(sorted(matches, key=lambda match: (-match.score, -match.cosine, match.index)), as_json=as_json)
 
 
-def _rank_remote(server: ServerClient, picture: Image, texts: Sequence[str], model: str) -> list[Match]:
-    from shoal.cli._pictures import to_data_uri
+def _rank_remote(server: ServerClient, image: Image, texts: Sequence[str], model: str) -> list[Match]:
+    from shoal.cli._images import to_data_uri
     from shoal.python.api import Match
 
-    body = {"image": to_data_uri(picture), "texts": texts} | ({"model": model} if model else {})
+    body = {"image": to_data_uri(image), "texts": texts} | ({"model": model} if model else {})
     reply = server.ask("/rank", body)
     try:
         return [

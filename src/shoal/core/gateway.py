@@ -115,7 +115,8 @@ class Gateway:
         model.enter()
         try:
             runner = _get_runner(model, task, kind)
-            _check_request(task, items, ctx, started)
+            _check_request(task, items)
+            _check_deadline(ctx, started)
             if runner is None:
                 runner = await self._wake_runner(model, task, kind, ctx)
             if isinstance(task, Rerank) and "rerank" not in runner.facts.tasks:
@@ -150,8 +151,7 @@ class Gateway:
         model.enter()
         try:
             runner = _get_runner(model, task, "generate")
-            if ctx.deadline <= started:
-                raise _late_error()
+            _check_deadline(ctx, started)
             if runner is None:
                 runner = await self._wake_runner(model, task, "generate", ctx)
             places = self._get_stream_limit(model)
@@ -345,10 +345,10 @@ def _check_task(name: str, task: Task, kind: TaskKind, facts: ModelFacts) -> Non
 
 
 def _check_modalities(name: str, task: BatchTask, facts: ModelFacts) -> None:
-    pictures = 0 if isinstance(task, Rerank) else list(map(type, task.inputs)).count(Image)
-    if pictures:
+    images = 0 if isinstance(task, Rerank) else list(map(type, task.inputs)).count(Image)
+    if images:
         _check_modality(name, "image", facts)
-    if "text" not in facts.modalities and (not pictures or pictures < len(task.items)):
+    if "text" not in facts.modalities and (not images or images < len(task.items)):
         _check_modality(name, "text", facts)
 
 
@@ -362,7 +362,7 @@ def _check_modality(name: str, modality: Modality, facts: ModelFacts) -> None:
     )
 
 
-def _check_request(task: BatchTask, items: int, ctx: Context, now: float) -> None:
+def _check_request(task: BatchTask, items: int) -> None:
     if not items:
         raise EmptyInput("the request has no inputs: send at least one", param="input")
     if isinstance(task, Rerank) and len(task.queries) not in (1, len(task.documents)):
@@ -370,9 +370,8 @@ def _check_request(task: BatchTask, items: int, ctx: Context, now: float) -> Non
             f"{len(task.queries)} queries for {len(task.documents)} documents: send one, or one for each document",
             param="query",
         )
+
+
+def _check_deadline(ctx: Context, now: float) -> None:
     if ctx.deadline <= now:
-        raise _late_error()
-
-
-def _late_error() -> DeadlineExceeded:
-    return DeadlineExceeded("the deadline passed before processing started: allow more time")
+        raise DeadlineExceeded("the deadline passed before processing started: allow more time")

@@ -32,7 +32,7 @@ class ImageTextScores(NamedTuple):
 async def score_image_texts(
     run: Callable[[Embed, Context], Awaitable[Embedded]],
     model: str,
-    pictures: Sequence[Image],
+    images: Sequence[Image],
     texts: Sequence[str],
     ctx: Context,
     contrast: ContrastSpec,
@@ -40,12 +40,12 @@ async def score_image_texts(
     """Embed all inputs in one task and compare each image with each text.
 
     Raises EmptyInput if either list is empty, and the errors of `run`. An error about one of several inputs is prefixed
-    "text 2: " or "picture 0: ", with the 0-based index in its list.
+    "text 2: " or "image 0: ", with the 0-based index in its list.
     """
-    if not pictures or not texts:
+    if not images or not texts:
         raise EmptyInput("a comparison needs an image and a text: send at least one of each")
     try:
-        embedded = await run(Embed(model=model, inputs=[*texts, *pictures]), ctx)
+        embedded = await run(Embed(model=model, inputs=[*texts, *images]), ctx)
     except (InputRejected, NotFinite, RequestError) as error:
         raise _name_input(error, len(texts)) from error
     vectors: Vectors = embedded.vectors
@@ -57,12 +57,12 @@ async def score_image_texts(
     return ImageTextScores(cosine, scores, embedded)
 
 
-def compute_scores(pictures: Vectors, texts: Vectors, contrast: ContrastSpec) -> tuple[Vectors, Vectors]:
+def compute_scores(images: Vectors, texts: Vectors, contrast: ContrastSpec) -> tuple[Vectors, Vectors]:
     """Return cosines and scores, float32 [p, t], of image vectors [p, d] and text vectors [t, d].
 
     Vectors need not be normalized; a zero vector has cosine 0. Computes in float64.
     """
-    cosine: Array = np.clip(_normalize_rows(pictures) @ _normalize_rows(texts).T, -1.0, 1.0)
+    cosine: Array = np.clip(_normalize_rows(images) @ _normalize_rows(texts).T, -1.0, 1.0)
     scores = _apply_activation(cosine * contrast.scale + contrast.bias, contrast)
     return cosine.astype(np.float32), scores.astype(np.float32)
 

@@ -1,5 +1,5 @@
-"""Check that a replica gives the same vectors or scores as its peers before it joins. Otherwise an index could mix
-vectors of two models under one name, and a ranking could depend on the replica."""
+"""Check that a replica gives the same vectors or scores as the other replicas before it joins. Otherwise an index could
+mix vectors of two models under one name, and a ranking could depend on the replica."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class ProbeVectors:
         """Raise ConfigError if `peer`, called `name`, does not give the same vectors."""
         if peer.dimension != self.dimension:
             raise ConfigError(
-                f"{name} returns {peer.dimension} dimensions, its peers {self.dimension}: it is a different "
-                "model; serve it under a separate name"
+                f"{name} returns {peer.dimension} dimensions, but the other replicas return {self.dimension}: it is a "
+                "different model; serve it under a separate name"
             )
         _check_cosine(least_cosine(self.vectors, peer.vectors), name)
 
@@ -114,14 +114,14 @@ class ProbeScores:
         """Raise ConfigError if `peer`, called `name`, does not give the same scores."""
         if peer.scores.shape != self.scores.shape:
             raise ConfigError(
-                f"{name} scores {peer.scores.shape[1]} labels, its peers {self.scores.shape[1]}: it is a different "
-                "model; serve it under a separate name"
+                f"{name} scores {peer.scores.shape[1]} labels, but the other replicas score {self.scores.shape[1]}: "
+                "it is a different model; serve it under a separate name"
             )
         if not np.allclose(peer.scores, self.scores, rtol=SCORE_RTOL, atol=SCORE_ATOL):
             apart = float(np.abs(peer.scores - self.scores).max())
             raise ConfigError(
-                f"{name} returns different scores than its peers (differing by up to {apart:.3f}): its weights "
-                "differ; serve it under a separate name"
+                f"{name} returns different scores than the other replicas (differing by up to {apart:.3f}): its "
+                "weights differ; serve it under a separate name"
             )
 
 
@@ -182,8 +182,8 @@ async def _run_probe(engine: Engine, pipeline: Pipeline, task: BatchTask, deadli
 def _check_cosine(cosine: float, name: str) -> None:
     if not cosine >= LEAST_COSINE:
         raise ConfigError(
-            f"{name} returns different vectors than its peers (cosine {cosine:.4f}, at least {LEAST_COSINE} is "
-            "required): its weights or pooling differ; serve it under a separate name"
+            f"{name} returns different vectors than the other replicas (cosine {cosine:.4f}, at least {LEAST_COSINE} "
+            "is required): its weights or pooling differ; serve it under a separate name"
         )
 
 

@@ -1,4 +1,4 @@
-"""Read the pictures of a request: inline, or fetched from URLs that the operator allows.
+"""Read the images of a request: inline, or fetched from URLs that the operator allows.
 
 All fetches of one request share one size limit, since a short list of URLs may amount to gigabytes.
 """
@@ -26,7 +26,7 @@ _NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
 class ImageReader:
-    """Reads pictures. Without a `fetcher`, URLs are rejected. `max_bytes` limits each picture's file, and the total
+    """Reads images. Without a `fetcher`, URLs are rejected. `max_bytes` limits each image's file, and the total
     that one request fetches."""
 
     def __init__(self, fetcher: Fetcher | None = None, *, max_bytes: int = MAX_BYTES) -> None:
@@ -36,10 +36,10 @@ class ImageReader:
     async def read(
         self, texts: Sequence[str], *, deadline: float, headers: Mapping[str, str] = _NO_HEADERS
     ) -> list[Image]:
-        """Return one picture per text, in order. A text is an http(s) URL, a data URI or the base64 of a file.
+        """Return one image per text, in order. A text is an http(s) URL, a data URI or the base64 of a file.
 
         `headers` go only to hosts that the operator listed. `deadline` is a time of `time.monotonic()`. The model, and
-        not this method, checks that a file is a picture.
+        not this method, checks that a file is an image.
 
         Raises InvalidValue and EmptyInput, which name the input if there are several; TooManyInputs if all fetches
         together are too large; DeadlineExceeded, Overloaded and Unavailable. An error cancels the running fetches.
@@ -63,14 +63,14 @@ class ImageReader:
                 found[place] = Image(parsed)
         for place, data in zip([place for place, _ in links], await reading.fetch_all(links, len(texts)), strict=True):
             found[place] = Image(data)
-        return [picture for picture in found if picture is not None]
+        return [image for image in found if image is not None]
 
     async def read_one(self, text: str, *, deadline: float, headers: Mapping[str, str] = _NO_HEADERS) -> Image:
-        """Read the picture of one text, like `read`."""
+        """Read the image of one text, like `read`."""
         return (await self.read([text], deadline=deadline, headers=headers))[0]
 
     def read_upload(self, data: bytes) -> Image:
-        """Return the picture of an uploaded file. Raises InvalidValue if it is too large."""
+        """Return the image of an uploaded file. Raises InvalidValue if it is too large."""
         if len(data) > self._max_bytes:
             raise InvalidValue(
                 f"the image has {len(data)} bytes, more than the limit of {self._max_bytes}: send a smaller one"

@@ -33,7 +33,7 @@ class Options:
 
     An `api_key` or `admin_key` may end in a space and a class: `KEY bulk`.
     `metrics` returns the Prometheus text and is called in a thread; None disables /metrics. `metrics_default` is the
-    format of /metrics for clients that ask for none. `pictures` reads the pictures of requests; None: nothing is
+    format of /metrics for clients that ask for none. `image_reader` reads the images of requests; None: nothing is
     fetched, and a file may have at most 20 MiB. `address_schemes` are the schemes of model addresses.
     """
 
@@ -59,7 +59,7 @@ class Options:
     batch_info: bool = False
     any_model: bool = False
     token_ids: Literal["refuse", "accept"] = "refuse"
-    pictures: ImageReader | None = None
+    image_reader: ImageReader | None = None
     address_schemes: Container[str] = ()
 
     @classmethod
@@ -67,13 +67,13 @@ class Options:
         cls,
         settings: object,
         metrics: Callable[[], bytes] | None = None,
-        pictures: ImageReader | None = None,
+        image_reader: ImageReader | None = None,
         address_schemes: Container[str] = (),
     ) -> Options:
         """Take the options from `settings`, which has an attribute for each. The caller reads key files."""
-        names = [each.name for each in fields(cls) if each.name not in ("metrics", "pictures", "address_schemes")]
+        names = [each.name for each in fields(cls) if each.name not in ("metrics", "image_reader", "address_schemes")]
         values: dict[str, Any] = {name: getattr(settings, name) for name in names}
-        return cls(**values, metrics=metrics, pictures=pictures, address_schemes=address_schemes)
+        return cls(**values, metrics=metrics, image_reader=image_reader, address_schemes=address_schemes)
 
 
 class Reply(msgspec.Struct):

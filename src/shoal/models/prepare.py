@@ -327,7 +327,7 @@ def _build_towers(folder: Path, target: Path, engine: OpenGraph | None, steps: _
     text = image = None
     if engine is not None:
         from shoal.models.convert.verify import Verification, require
-        from shoal.models.convert.verify_dual_encoder import verify_pictures, verify_texts
+        from shoal.models.convert.verify_dual_encoder import verify_images, verify_texts
 
         def verdict(found: Verification) -> Verdict:
             require(found)
@@ -336,7 +336,7 @@ def _build_towers(folder: Path, target: Path, engine: OpenGraph | None, steps: _
         steps("verify", 0.0)
         text = verdict(verify_texts(folder, made.towers, target, engine(target / made.graph)))
         steps("verify", 0.5)
-        image = verdict(verify_pictures(folder, made.towers, engine(target / made.image_graph)))
+        image = verdict(verify_images(folder, made.towers, engine(target / made.image_graph)))
         steps("verify", 1.0)
     return _GraphResult(
         graph=made.graph,

@@ -34,12 +34,12 @@ from shoal.python.arguments import (
     index_of,
     kinds_of,
     read_all,
-    text_ids_or_picture,
+    text_ids_or_image,
     text_of,
-    text_pair_or_picture,
+    text_pair_or_image,
 )
 from shoal.python.background import Background
-from shoal.python.images import Picture, picture_of
+from shoal.python.images import ImageInput, to_image
 from shoal.types import (
     Classify,
     Context,
@@ -94,7 +94,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A text and how well it describes a picture; `index` is its place in the list that was given. `score` is the
+    """A text and how well it describes an image; `index` is its place in the list that was given. `score` is the
     model's own: of CLIP a probability among all texts of the call, of SigLIP one by itself."""
 
     index: int
@@ -130,16 +130,16 @@ class Shoal:
     # -- the models, synchronous
 
     @overload
-    def embed(self, texts: Sequence[TextItem | Picture], **options: Unpack[EmbedOptions]) -> Vectors: ...
+    def embed(self, texts: Sequence[TextItem | ImageInput], **options: Unpack[EmbedOptions]) -> Vectors: ...
 
     @overload
     def embed(
-        self, texts: Sequence[TextItem | Picture], *, outputs: Sequence[VectorKind], **options: Unpack[EmbedOptions]
+        self, texts: Sequence[TextItem | ImageInput], *, outputs: Sequence[VectorKind], **options: Unpack[EmbedOptions]
     ) -> Embedded: ...
 
     def embed(
         self,
-        texts: Sequence[TextItem | Picture],
+        texts: Sequence[TextItem | ImageInput],
         *,
         outputs: Sequence[VectorKind] | None = None,
         **options: Unpack[EmbedOptions],
@@ -147,7 +147,7 @@ class Shoal:
         """float32 [texts, dimension], one row a text in their order; with `outputs` every kind of vector named there,
         with the tokens read. A text may be a list of the model's own token ids. Options as in `shoal.types.Embed`.
 
-        In place of a text there may be a picture, for models that take them: its file's bytes, a Path, or one of
+        In place of a text there may be an image, for models that take them: its file's bytes, a Path, or one of
         Pillow's. A str is always a text."""
         return self._background.wait(self._embed(texts, outputs, options))
 
@@ -167,33 +167,33 @@ class Shoal:
 
     def classify(
         self,
-        inputs: Sequence[str | TextPair | Picture],
+        inputs: Sequence[str | TextPair | ImageInput],
         *,
         raw_scores: bool = False,
         model: str = "",
         truncate: bool | None = None,
     ) -> list[list[Label]]:
-        """The labels of each text, pair of texts or picture, by descending score."""
+        """The labels of each text, pair of texts or image, by descending score."""
         return self._background.wait(self._classify(inputs, _task_options(model, raw_scores, truncate)))
 
-    def rank(self, image: Picture, texts: Sequence[str], *, model: str = "") -> list[Match]:
-        """The texts by descending score: which of them describes the picture best. Raises Unsupported for a model that
-        does not compare pictures with texts."""
+    def rank(self, image: ImageInput, texts: Sequence[str], *, model: str = "") -> list[Match]:
+        """The texts by descending score: which of them describes the image best. Raises Unsupported for a model that
+        does not compare images with texts."""
         return self._background.wait(self._rank(image, texts, model))
 
     # -- the same, asynchronous
 
     @overload
-    async def aembed(self, texts: Sequence[TextItem | Picture], **options: Unpack[EmbedOptions]) -> Vectors: ...
+    async def aembed(self, texts: Sequence[TextItem | ImageInput], **options: Unpack[EmbedOptions]) -> Vectors: ...
 
     @overload
     async def aembed(
-        self, texts: Sequence[TextItem | Picture], *, outputs: Sequence[VectorKind], **options: Unpack[EmbedOptions]
+        self, texts: Sequence[TextItem | ImageInput], *, outputs: Sequence[VectorKind], **options: Unpack[EmbedOptions]
     ) -> Embedded: ...
 
     async def aembed(
         self,
-        texts: Sequence[TextItem | Picture],
+        texts: Sequence[TextItem | ImageInput],
         *,
         outputs: Sequence[VectorKind] | None = None,
         **options: Unpack[EmbedOptions],
@@ -218,7 +218,7 @@ class Shoal:
 
     async def aclassify(
         self,
-        inputs: Sequence[str | TextPair | Picture],
+        inputs: Sequence[str | TextPair | ImageInput],
         *,
         raw_scores: bool = False,
         model: str = "",
@@ -227,7 +227,7 @@ class Shoal:
         """As `classify`."""
         return await self._background.wait_async(self._classify(inputs, _task_options(model, raw_scores, truncate)))
 
-    async def arank(self, image: Picture, texts: Sequence[str], *, model: str = "") -> list[Match]:
+    async def arank(self, image: ImageInput, texts: Sequence[str], *, model: str = "") -> list[Match]:
         """As `rank`."""
         return await self._background.wait_async(self._rank(image, texts, model))
 
@@ -270,9 +270,9 @@ class Shoal:
     # -- checked where the caller is, done on the loop
 
     def _embed(
-        self, texts: Sequence[TextItem | Picture], outputs: Sequence[VectorKind] | None, options: EmbedOptions
+        self, texts: Sequence[TextItem | ImageInput], outputs: Sequence[VectorKind] | None, options: EmbedOptions
     ) -> Coroutine[Any, Any, Vectors | Embedded]:
-        inputs = each_of(texts, "texts", text_ids_or_picture)
+        inputs = each_of(texts, "texts", text_ids_or_image)
         if options.get("dimensions") is not None:
             options["dimensions"] = index_of(options["dimensions"], "dimensions")
         options.setdefault("model", "")
@@ -307,9 +307,9 @@ class Shoal:
         return [Ranked(index, scores[index], texts[index]) for index in order[:top_n]]
 
     def _classify(
-        self, inputs: Sequence[str | TextPair | Picture], options: dict[str, Any]
+        self, inputs: Sequence[str | TextPair | ImageInput], options: dict[str, Any]
     ) -> Coroutine[Any, Any, list[list[Label]]]:
-        listed = each_of(inputs, "inputs", text_pair_or_picture)
+        listed = each_of(inputs, "inputs", text_pair_or_image)
         whole = Classify(inputs=[], **options)
         check_options(whole)
         return self._run_classify(whole, listed)
@@ -328,18 +328,18 @@ class Shoal:
             for row in each.scores
         ]
 
-    def _rank(self, image: Picture, texts: Sequence[str], model: str) -> Coroutine[Any, Any, list[Match]]:
-        picture = picture_of(image)
-        if picture is None:
+    def _rank(self, image: ImageInput, texts: Sequence[str], model: str) -> Coroutine[Any, Any, list[Match]]:
+        source = to_image(image)
+        if source is None:
             raise WrongType(
                 f"image must be the bytes of an image file, a Path or a Pillow image, not {type(image).__name__}",
                 param="image",
             )
         listed = each_of(texts, "texts", text_of)
         check_options(Embed(model=model, inputs=listed))
-        return self._run_rank(picture, listed, model)
+        return self._run_rank(source, listed, model)
 
-    async def _run_rank(self, picture: Image | Path, texts: list[str], model: str) -> list[Match]:
+    async def _run_rank(self, source: Image | Path, texts: list[str], model: str) -> list[Match]:
         gateway = self._background.gateway
         gateway.check_modality(model, "image")
         name = gateway.resolve(model, "embed")[0]
@@ -354,7 +354,7 @@ class Shoal:
             return _merge_results(await self._background.results(tasks))
 
         ctx = Context(id="rank", deadline=math.inf)  # each part has its own
-        found = await score_image_texts(run, name, await read_all([picture]), texts, ctx, facts.contrast)
+        found = await score_image_texts(run, name, await read_all([source]), texts, ctx, facts.contrast)
         rows = zip(texts, found.cosine[0].tolist(), found.scores[0].tolist(), strict=True)
         matches = [Match(index, *row) for index, row in enumerate(rows)]
         # Far from the best, probabilities are all 0.

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast, get_args
 import numpy as np
 
 from shoal.errors import InvalidValue, WrongType
-from shoal.python.images import picture_of, read_picture
+from shoal.python.images import read_image_file, to_image
 from shoal.types import BatchTask, Direction, Image, TextItem, TextPair, VectorKind
 
 T = TypeVar("T")
@@ -58,15 +58,15 @@ async def read_all(value: Sequence[T | Path]) -> list[T | Image]:
     if not any(isinstance(each, Path) for each in value):
         return cast(list[T | Image], [*value])
     return await asyncio.to_thread(
-        lambda: [read_picture(each) if isinstance(each, Path) else each for each in value],
+        lambda: [read_image_file(each) if isinstance(each, Path) else each for each in value],
     )
 
 
-def text_ids_or_picture(value: Any, name: str) -> TextItem | Image | Path:
+def text_ids_or_image(value: Any, name: str) -> TextItem | Image | Path:
     if isinstance(value, str):
         return text_of(value, name)
-    if (picture := picture_of(value)) is not None:
-        return picture
+    if (image := to_image(value)) is not None:
+        return image
     if not isinstance(value, Sequence | np.ndarray):
         raise WrongType(
             f"{name} must be a text, a list of token ids or an image, not {type(value).__name__}", param=name
@@ -77,13 +77,13 @@ def text_ids_or_picture(value: Any, name: str) -> TextItem | Image | Path:
     return [index_of(token, f"{name}[{place}]") for place, token in enumerate(ids)]
 
 
-def text_pair_or_picture(value: Any, name: str) -> str | TextPair | Image | Path:
+def text_pair_or_image(value: Any, name: str) -> str | TextPair | Image | Path:
     if isinstance(value, list | tuple):
         if len(value) != 2:
             raise WrongType(f"{name} has {len(value)} texts: pass one text, or a pair of texts", param=name)
         return text_of(value[0], f"{name}[0]"), text_of(value[1], f"{name}[1]")
-    picture = picture_of(value)
-    return text_of(value, name) if picture is None else picture
+    image = to_image(value)
+    return text_of(value, name) if image is None else image
 
 
 def index_of(value: Any, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Pictures of whoever runs this process: files on their own disk, and pictures that Pillow holds.
+"""Images of whoever runs this process: files on their own disk, and images that Pillow holds.
 
 For the command line and for Python, where the caller's files are the caller's to name. A server never opens one.
 """
@@ -18,8 +18,8 @@ from shoal.types import Image
 if TYPE_CHECKING:
     from PIL import Image as pillow
 
-Picture: TypeAlias = "Image | bytes | os.PathLike[str] | pillow.Image"
-"""What stands for a picture in Python: the bytes of its file, where that file is, or one that Pillow holds."""
+ImageInput: TypeAlias = "Image | bytes | os.PathLike[str] | pillow.Image"
+"""What stands for an image in Python: the bytes of its file, where that file is, or one that Pillow holds."""
 
 FORMATS: Final = "JPEG, PNG, WebP, GIF or BMP"
 
@@ -27,8 +27,8 @@ _HEAD: Final = 12
 _SIGNATURES: Final = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM")
 
 
-def picture_of(value: object) -> Image | Path | None:
-    """The picture that an argument of a Python call is, or the file to read it from; None where it is none. A picture
+def to_image(value: object) -> Image | Path | None:
+    """The image that an argument of a Python call is, or the file to read it from; None where it is none. An image
     of Pillow's is taken as its pixels stand. Raises InvalidValue for one that cannot be written."""
     if isinstance(value, Image):
         return value
@@ -36,11 +36,11 @@ def picture_of(value: object) -> Image | Path | None:
         return Image(bytes(value))
     if isinstance(value, os.PathLike):
         return Path(os.fsdecode(value))
-    drawn = sys.modules.get("PIL.Image")  # nobody has a picture of Pillow's without it
+    drawn = sys.modules.get("PIL.Image")  # nobody has an image of Pillow's without it
     return _encode_png(value) if drawn is not None and isinstance(value, drawn.Image) else None
 
 
-def read_picture(path: Path) -> Image:
+def read_image_file(path: Path) -> Image:
     """The whole file; what it holds is for the model to judge. Raises InvalidValue where it cannot be read."""
     try:
         return Image(path.read_bytes())
@@ -48,12 +48,12 @@ def read_picture(path: Path) -> Image:
         raise _unreadable_error(path, error) from None
 
 
-def check_picture(path: Path) -> Path | Image:
-    """Whether there is a file that begins like a picture, to be known before long work; a pipe, which can be read once,
+def check_image_file(path: Path) -> Path | Image:
+    """Whether there is a file that begins like an image, to be known before long work; a pipe, which can be read once,
     is read here. Raises InvalidValue, naming it."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            read = read_picture(path)
+            read = read_image_file(path)
             check_head(read.data, str(path))
             return read
         with path.open("rb") as file:
@@ -75,13 +75,13 @@ def _unreadable_error(path: Path, error: OSError) -> InvalidValue:
     return InvalidValue(f"{path} cannot be read: {error.strerror or error}")
 
 
-def _encode_png(picture: pillow.Image) -> Image:
+def _encode_png(image: pillow.Image) -> Image:
     """Without loss, and hardly compressed: it is read again at once."""
     file = io.BytesIO()
     try:
-        picture.save(file, "PNG", compress_level=1)
+        image.save(file, "PNG", compress_level=1)
     except (OSError, ValueError) as error:
         raise InvalidValue(
-            f"the image of mode {picture.mode} cannot be encoded ({error}): convert it with .convert('RGB')"
+            f"the image of mode {image.mode} cannot be encoded ({error}): convert it with .convert('RGB')"
         ) from None
     return Image(file.getvalue())

@@ -43,15 +43,15 @@ NOT_BUILT = b"""<!doctype html>
 <meta charset="utf-8">
 <title>Shoal</title>
 <h1>Shoal is running</h1>
-<p>Its pages were not built. In the checkout, run <code>make web</code>, then reload this page.</p>
-<p>The API does not need them: it is described by <a href="./openapi.json">openapi.json</a>.</p>
+<p>The web pages are not built. In the checkout, run <code>make web</code>, then reload this page.</p>
+<p>The API works without them; see <a href="./openapi.json">openapi.json</a>.</p>
 </html>
 """
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file, ready to be sent; the name of an asset holds a hash of what is in it, so it never changes."""
+    """One file, ready to send. An asset's name includes a hash of its content, so it never changes."""
 
     body: bytes
     headers: Headers
@@ -72,9 +72,10 @@ class File:
 
 
 def read_files(dist: Path) -> dict[str, File]:
-    """Every page and asset under `dist` by its relative name; empty when nothing was built.
+    """Return every page and asset under `dist` by relative name; empty if the pages are not built.
 
-    A page is there twice: the second is for its address with a trailing slash, where relative links start one level up.
+    Each page is included twice: the second is for its path with a trailing slash, where relative links start one level
+    up.
     """
     files: dict[str, File] = {}
     for path in sorted(dist.rglob("*")):
@@ -88,9 +89,9 @@ def read_files(dist: Path) -> dict[str, File]:
 
 
 class Pages:
-    """The surface for people: no key is asked for a page, because a page holds nothing that the sources do not.
+    """The web pages. They require no key, because they contain only what the sources do.
 
-    Files are read when the first page is asked for: most servers never show one.
+    Files are read with the first request for a page, which most servers never get.
     """
 
     name = "pages"

@@ -1,4 +1,4 @@
-"""Every engine that the contract is checked on."""
+"""Every engine that the contract tests cover."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def here(kind: str, **options: Any) -> Open:
 
 @asynccontextmanager
 async def triton(graph: Path, model: Tiny) -> AsyncIterator[Engine]:
-    """A model on a server, which computes what the graph does."""
+    """A model on a server, which computes the same as the graph."""
 
     async def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
         inputs = triton_codec.read_inputs(request)
         if inputs["input_ids"].shape[1] > len(model.positions):
             raise Refused("the positions end before", Code.INVALID_ARGUMENT)
-        found = await asyncio.to_thread(model.answer, inputs)
-        outputs = {each.name: found[each.name].astype("float32") for each in request.outputs}
+        arrays = await asyncio.to_thread(model.answer, inputs)
+        outputs = {each.name: arrays[each.name].astype("float32") for each in request.outputs}
         return reply(request, final=None, **outputs)
 
     config = pb.ModelConfig(name="tiny", max_batch_size=64)
@@ -86,7 +86,7 @@ HERE: dict[str, Open] = {
     "onnxruntime-one-slot": here("onnxruntime", streams=1),
 }
 KINDS: dict[str, Open] = HERE | {"triton": triton}
-"""Name to how it is opened; a new engine is one line here."""
+"""Engine name to its opener; add a new engine here."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ async def subject(request: pytest.FixtureRequest, graph: Path) -> AsyncIterator[
 
 @pytest.fixture(params=HERE)
 async def local(request: pytest.FixtureRequest, graph: Path) -> AsyncIterator[Subject]:
-    """The engines of this process alone."""
+    """The engines of this process only."""
     model = Tiny()
     async with HERE[request.param](graph, model) as engine:
         yield Subject(engine, model)
@@ -124,7 +124,7 @@ async def local(request: pytest.FixtureRequest, graph: Path) -> AsyncIterator[Su
 
 @pytest.fixture(params=KINDS)
 async def short(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Subject]:
-    """A model with 16 positions whose facts do not say so: longer batches fail in the graph."""
+    """A model with 16 positions that its facts do not state: longer batches fail in the graph."""
     model = Tiny(positions=16)
     async with KINDS[request.param](model.save(tmp_path / "model.onnx"), model) as engine:
         yield Subject(engine, model)
@@ -132,7 +132,7 @@ async def short(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 @pytest.fixture(params=KINDS)
 async def slow(request: pytest.FixtureRequest, slow_graph: Path) -> AsyncIterator[Subject]:
-    """A model of which a large batch takes long enough to be given up."""
+    """A model whose large batches take long enough to be cancelled."""
     model = Tiny(depth=24, width=SLOW_WIDTH)
     async with KINDS[request.param](slow_graph, model) as engine:
         yield Subject(engine, model)

@@ -1,9 +1,8 @@
 """The contract of `Engine`, on every engine: those of this process, and Triton's over a server in this process.
 
-What does not fit an engine on another machine is asked of those here alone (`local`): which inputs and outputs are
-wrong is there the server's to say, in its own words, and tensors that a pipeline cannot make are a bug and no input's
-fault. Closing such an engine leaves batches in flight to their server, which answers them all the same. Its answers may
-be views of the message that they came in, and then nobody can write to them.
+Tests that do not apply to remote engines run on `local` ones only: a server rejects wrong inputs and outputs in its own
+words, and tensors that a pipeline cannot produce are a bug, not the input's fault. Closing a remote engine leaves
+batches in flight to the server, which still answers them. Its answers may be read-only views of the received message.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tests.contract.engines.conftest import Subject
 from tests.contract.engines.tiny import OUTPUTS, batch
 
 TOLERANCE = 1e-5
-"""Largest difference of a value that f32 may show, between engines and between batches."""
+"""Maximum difference of f32 values between engines and between batches."""
 
 
 async def infer(
@@ -41,20 +40,20 @@ def large() -> dict[str, Array]:
 
 
 async def test_it_computes_the_model(subject: Subject) -> None:
-    """Every row of every output is what the model says, for any mix of lengths."""
+    """Every row of every output equals the model's, for any mix of lengths."""
     for lengths in ((1,), (5, 3, 9), (2,) * 17, (64,)):
         await is_right(subject, batch(*lengths))
 
 
 async def test_only_the_requested_outputs_are_returned(subject: Subject) -> None:
-    """One output, the other, or both in any order: those and no more."""
+    """One output, the other, or both in any order."""
     inputs = batch(4, 2)
     for outputs in (["pooled"], ["sentence_embedding"], ["pooled", "sentence_embedding"]):
         assert list(await infer(subject, inputs, outputs)) == outputs
 
 
 async def test_rows_keep_their_order(subject: Subject) -> None:
-    """Turning the batch round turns the answer round."""
+    """Reversing the batch reverses the answer."""
     inputs = batch(3, 8, 5, 1, 6)
     forward = await infer(subject, inputs)
     backward = await infer(subject, {name: array[::-1] for name, array in inputs.items()})
@@ -62,7 +61,7 @@ async def test_rows_keep_their_order(subject: Subject) -> None:
 
 
 async def test_answers_belong_to_the_caller(subject: Subject) -> None:
-    """No later call changes an answer, and changing an answer changes no later call."""
+    """Later calls do not change an answer, and changing an answer does not change later calls."""
     inputs = batch(6, 4)
     answer = await infer(subject, inputs)
     copy = {name: array.copy() for name, array in answer.items()}
@@ -76,7 +75,7 @@ async def test_answers_belong_to_the_caller(subject: Subject) -> None:
 
 
 async def test_batches_in_flight_do_not_mix(subject: Subject) -> None:
-    """As many batches at once as there are slots, and more: each gets its own answer."""
+    """With more concurrent batches than slots, each gets its own answer."""
     batches = [batch(*range(1, 4 + seed), seed=seed) for seed in range(subject.engine.facts.slots * 4)]
     await asyncio.gather(*(is_right(subject, inputs) for inputs in batches))
 
@@ -89,7 +88,7 @@ async def test_a_row_does_not_depend_on_its_batch(subject: Subject) -> None:
         np.testing.assert_allclose(rows[0], alone, atol=TOLERANCE)
 
 
-async def test_rows_of_nothing_but_padding_spoil_no_other(subject: Subject) -> None:
+async def test_rows_of_padding_spoil_no_other(subject: Subject) -> None:
     """A row that attends to nothing makes no NaN beside it."""
     rows = (await infer(subject, batch(5, 0, 3)))["sentence_embedding"]
     assert np.isfinite(rows[[0, 2]]).all()
@@ -112,7 +111,7 @@ def bad_inputs() -> dict[str, dict[str, Array]]:
 
 @pytest.mark.parametrize("what", bad_inputs())
 async def test_bad_inputs_are_refused_alone(local: Subject, what: str) -> None:
-    """Inputs at fault are InputRejected; the batch beside them and the one after them are right."""
+    """Invalid inputs raise InputRejected; the batches beside and after them are correct."""
     neighbour = asyncio.create_task(is_right(local, batch(9, 2)))
     with pytest.raises(InputRejected):
         await infer(local, bad_inputs()[what])
@@ -121,7 +120,7 @@ async def test_bad_inputs_are_refused_alone(local: Subject, what: str) -> None:
 
 
 async def test_a_batch_that_fails_in_the_graph_fails_alone(short: Subject) -> None:
-    """What only the engine can notice is the inputs' fault too; later batches of any shape are right."""
+    """Errors that only the engine can detect are input errors too; later batches of any shape are correct."""
     await is_right(short, batch(4, 4))
     for _ in range(2):
         with pytest.raises(InputRejected):
@@ -131,13 +130,13 @@ async def test_a_batch_that_fails_in_the_graph_fails_alone(short: Subject) -> No
 
 
 async def test_unknown_outputs_are_refused(local: Subject) -> None:
-    """An output that the graph does not have is InputRejected, by name."""
+    """An output that the graph lacks raises InputRejected with its name."""
     with pytest.raises(InputRejected, match="logits"):
         await infer(local, batch(3), ["logits"])
 
 
 async def test_the_loop_turns_while_it_computes(slow: Subject) -> None:
-    """A long batch leaves the event loop free."""
+    """A long batch does not block the event loop."""
     running = asyncio.create_task(infer(slow, large()))
     iterations = 0
     while not running.done():
@@ -148,7 +147,7 @@ async def test_the_loop_turns_while_it_computes(slow: Subject) -> None:
 
 
 async def test_the_deadline_ends_a_batch(slow: Subject) -> None:
-    """Past the deadline the call raises DeadlineExceeded, and the engine goes on to serve others."""
+    """Past the deadline the call raises DeadlineExceeded, and the engine keeps serving others."""
     with pytest.raises(DeadlineExceeded):
         await infer(slow, large(), seconds=0.005)
     with pytest.raises(DeadlineExceeded):
@@ -167,8 +166,8 @@ async def test_cancelling_frees_the_slot(slow: Subject) -> None:
     await asyncio.gather(*(is_right(slow, batch(3, seed=seed)) for seed in range(slow.engine.facts.slots)))
 
 
-async def test_closing_waits_for_what_runs(slow: Subject) -> None:
-    """A batch in flight is answered before the engine is gone; closing twice is closing once; then nothing runs."""
+async def test_closing_waits_for_batches_in_flight(slow: Subject) -> None:
+    """A batch in flight is answered before the engine closes; closing twice is the same as once; then nothing runs."""
     assert slow.engine.ready()
     inputs = batch(*[64] * 4)
     running = asyncio.create_task(is_right(slow, inputs))
@@ -181,8 +180,8 @@ async def test_closing_waits_for_what_runs(slow: Subject) -> None:
         await infer(slow, batch(1))
 
 
-async def test_facts_are_what_the_graph_has(subject: Subject) -> None:
-    """Names, at least one slot, ascending buckets, and an object that stays the same while nothing changes."""
+async def test_facts_match_the_graph(subject: Subject) -> None:
+    """Names, at least one slot, ascending buckets, and the same object while nothing changes."""
     facts = subject.engine.facts
     assert (facts.inputs, facts.outputs) == (("input_ids", "attention_mask"), OUTPUTS)
     assert facts.slots >= 1

@@ -1,4 +1,4 @@
-"""Loading a graph: precision, warming, what is refused, and who is told about it (nobody)."""
+"""Loading a graph: precision, warm-up, rejected files, and no contact with the network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.unit.models.head_checkpoints import pylate
 COLD = EngineOptions(streams=1, warm_up_s=0.0)
 SAMPLES = [batch(4, 8, seed=1), batch(30, 12, seed=2)]
 BF16_COSINE = 0.999
-"""Least cosine to f32, and between batches, that a bf16 row of this graph may have."""
+"""Minimum cosine of this graph's bf16 rows to f32 rows, and between batches."""
 
 ALONE = """
 import asyncio, os, sys, time
@@ -71,8 +71,9 @@ async def rows(graph: Path, options: EngineOptions, inputs: dict[str, Array]) ->
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_loading_and_running_contacts_nobody(engine: str, graph: Path, tmp_path: Path) -> None:
-    """A whole life of an engine opens no connection, starts no process and leaves nothing in the home directory."""
+def test_loading_and_running_opens_no_connection(engine: str, graph: Path, tmp_path: Path) -> None:
+    """Loading, running and closing an engine opens no connection, starts no process and leaves nothing in the home
+    directory."""
     done = subprocess.run(
         [sys.executable, "-c", ALONE, engine, str(graph)],
         check=False,
@@ -87,7 +88,7 @@ def test_loading_and_running_contacts_nobody(engine: str, graph: Path, tmp_path:
 
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_a_broken_graph_is_named(engine: str, tmp_path: Path) -> None:
-    """A file that is no graph is a ModelFileError with its name and the next step."""
+    """An invalid graph file raises ModelFileError with its name and the next step."""
     broken = tmp_path / "model.onnx"
     broken.write_bytes(b"no graph at all")
     with pytest.raises(ModelFileError, match=r"model\.onnx: .*convert the model again"):
@@ -95,13 +96,13 @@ async def test_a_broken_graph_is_named(engine: str, tmp_path: Path) -> None:
 
 
 async def test_onnxruntime_refuses_bf16(graph: Path) -> None:
-    """An engine that cannot do a precision says what to use in its place."""
+    """The error of an engine without this precision names an alternative."""
     with pytest.raises(ConfigError, match="use precision f32"):
         await load_opener("onnxruntime")(graph, name="x", options=replace(COLD, precision="bf16"))
 
 
 async def test_bf16_is_close_or_refused(graph: Path) -> None:
-    """With the arithmetic, bf16 rows agree with f32 and between batches; without it, asking for it is an error."""
+    """With bf16 arithmetic, rows agree with f32 and between batches; without it, requesting bf16 is an error."""
     options = replace(COLD, precision="bf16")
     if not has_bf16():
         with pytest.raises(ConfigError, match="use precision f32 or auto"):
@@ -115,20 +116,20 @@ async def test_bf16_is_close_or_refused(graph: Path) -> None:
 
 
 async def test_auto_compares_its_samples(graph: Path) -> None:
-    """Auto is bf16 exactly when all figures are good enough; the facts hold them."""
+    """Auto selects bf16 only if all figures are good enough; the facts contain them."""
     engine = await load_opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES))
-    found = engine.facts.details["precision_checked"]
+    check = engine.facts.details["precision_checked"]
     await engine.aclose()
-    assert (found is not None) == has_bf16()
-    assert engine.facts.precision == ("bf16" if found is not None and found.agrees else "f32")
-    if found is not None:
-        assert 0.99 < found.figures["low_cosine"] <= found.figures["mean_cosine"] < 1.0
-        assert engine.facts.details["precision_reason"] == found.reason
+    assert (check is not None) == has_bf16()
+    assert engine.facts.precision == ("bf16" if check is not None and check.agrees else "f32")
+    if check is not None:
+        assert 0.99 < check.figures["low_cosine"] <= check.figures["mean_cosine"] < 1.0
+        assert engine.facts.details["precision_reason"] == check.reason
 
 
 @pytest.mark.parametrize("close", [True, False])
 async def test_auto_judges_scores_by_their_difference(graph: Path, close: bool) -> None:
-    """A model that scores is no matter of cosines; a kept outcome says as much."""
+    """Cosines do not apply to a model that scores; a stored outcome has the difference instead."""
     spec = TextSpec(
         tokenizer="",
         inputs=("input_ids", "attention_mask"),
@@ -154,7 +155,7 @@ async def test_auto_judges_scores_by_their_difference(graph: Path, close: bool) 
 
 
 async def test_bf16_is_not_taken_where_it_is_emulated(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels that the variable leaves multiply in f32, forty times slower for bf16; OpenVINO lists it all the
+    """The kernels that the variable leaves multiply in f32, forty times slower for bf16; OpenVINO lists bf16 all the
     same."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx512_core")
     engine = await load_opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES))
@@ -166,7 +167,7 @@ async def test_bf16_is_not_taken_where_it_is_emulated(graph: Path, monkeypatch: 
 
 
 async def test_a_closed_engine_leaves_nothing(graph: Path) -> None:
-    """Its infer requests are gone, and with them the memory of the model: loading again and again costs no more."""
+    """Its infer requests are released with the model's memory: repeated loads use no more."""
     engine = await load_opener("openvino")(graph, name="x", options=COLD)
     assert isinstance(engine, LocalEngine)
     requests = [weakref.ref(worker) for worker in engine._lanes.slots._free._queue]  # type: ignore[attr-defined]
@@ -178,8 +179,8 @@ async def test_a_closed_engine_leaves_nothing(graph: Path) -> None:
     assert [request() for request in requests] == [None] * len(requests)
 
 
-async def test_auto_judges_late_interaction_by_the_vectors_of_tokens(tmp_path: Path) -> None:
-    """Such a model has no others; what it makes of padding does not count."""
+async def test_auto_judges_late_interaction_by_token_vectors(tmp_path: Path) -> None:
+    """Such a model has no other vectors; those of padding do not count."""
 
     def prepared() -> tuple[ConversionResult, EngineOptions]:
         converted = convert(pylate(tmp_path / "source"), tmp_path)
@@ -189,16 +190,16 @@ async def test_auto_judges_late_interaction_by_the_vectors_of_tokens(tmp_path: P
     converted, options = await asyncio.to_thread(prepared)
     engine = await load_opener("openvino")(tmp_path / converted.graph, name="x", options=options)
     await engine.aclose()
-    found = engine.facts.details["precision_checked"]
+    check = engine.facts.details["precision_checked"]
     if not has_bf16():
-        assert found is None
+        assert check is None
         return
-    assert 0.9 < found.figures["low_cosine"] < 1.0, "something was compared, and it is not all equal"
+    assert 0.9 < check.figures["low_cosine"] < 1.0, "something was compared, and it is not all equal"
 
 
 @pytest.mark.parametrize("cosine", [0.5, 1.0])
-async def test_a_kept_outcome_is_used_on_the_same_machine_only(graph: Path, cosine: float) -> None:
-    """An earlier check decides while its key fits; with another key the samples are run again."""
+async def test_a_stored_outcome_is_used_on_the_same_machine_only(graph: Path, cosine: float) -> None:
+    """An earlier check decides while its key matches; with another key the samples run again."""
     first = await load_opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES))
     await first.aclose()
     own = first.facts.details["precision_checked"] or PrecisionCheck("")
@@ -210,11 +211,11 @@ async def test_a_kept_outcome_is_used_on_the_same_machine_only(graph: Path, cosi
         assert used == (options.precision_check if key == own.key and key else first.facts.details["precision_checked"])
 
 
-async def test_an_outcome_is_of_its_samples(graph: Path) -> None:
-    """Other samples are other evidence: what was kept for the first is not used for the second."""
+async def test_an_outcome_belongs_to_its_samples(graph: Path) -> None:
+    """An outcome stored for other samples is not used."""
     first = await load_opener("openvino")(graph, name="x", options=replace(COLD, samples=SAMPLES))
     await first.aclose()
-    if not has_bf16():  # where there is no other precision there is nothing to keep
+    if not has_bf16():  # without another precision there is no outcome to store
         assert first.facts.details["precision_checked"] is None
         return
     check = PrecisionCheck(first.facts.details["precision_checked"].key, figures={"mean_cosine": 0.5})
@@ -228,7 +229,7 @@ async def test_an_outcome_is_of_its_samples(graph: Path) -> None:
 
 
 async def test_auto_without_samples_is_exact(graph: Path) -> None:
-    """Nothing to check with means f32."""
+    """Without samples to check, auto selects f32."""
     engine = await load_opener("openvino")(graph, name="x", options=COLD)
     await engine.aclose()
     assert engine.facts.precision == "f32"
@@ -236,11 +237,11 @@ async def test_auto_without_samples_is_exact(graph: Path) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_warming_measures_the_cost(engine: str, graph: Path) -> None:
-    """An engine that was warmed states a cost of its own, and serves."""
+    """A warmed-up engine states its own cost, and serves."""
     options = EngineOptions(streams=2, max_length=32, max_batch_size=4, warm_up_s=20.0)
-    opened = await load_opener(engine)(graph, name="x", options=options)
-    answer = await opened.infer(batch(5), ["pooled"], {}, time.monotonic() + 30)
-    await opened.aclose()
-    assert opened.facts.cost != CostModel()
-    assert opened.facts.cost.seconds(8) > 0
+    warm_engine = await load_opener(engine)(graph, name="x", options=options)
+    answer = await warm_engine.infer(batch(5), ["pooled"], {}, time.monotonic() + 30)
+    await warm_engine.aclose()
+    assert warm_engine.facts.cost != CostModel()
+    assert warm_engine.facts.cost.seconds(8) > 0
     assert np.isfinite(answer["pooled"]).all()

@@ -1,5 +1,5 @@
-"""The contract of `Engine`, on an engine that reads texts: a server of text-embeddings-inference, over HTTP and over
-gRPC, in this process."""
+"""The contract of `Engine`, on an engine that takes texts: a text-embeddings-inference server, over HTTP and over gRPC,
+in this process."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ async def infer(
 
 
 async def is_right(subject: Subject, texts: Sequence[str]) -> None:
-    found = await infer(subject, texts, OUTPUTS)
-    assert np.array_equal(found["embedding"], np.stack([dense_of(text) for text in texts]))
-    for row, text in zip(found["tokens"], texts, strict=True):
+    outputs = await infer(subject, texts, OUTPUTS)
+    assert np.array_equal(outputs["embedding"], np.stack([dense_of(text) for text in texts]))
+    for row, text in zip(outputs["tokens"], texts, strict=True):
         assert np.array_equal(row, tokens_of(text))
-    assert found["token_count"].shape == (len(texts), 1)
+    assert outputs["token_count"].shape == (len(texts), 1)
 
 
 async def test_it_computes_the_model(subject: Subject) -> None:
@@ -95,7 +95,7 @@ async def test_answers_belong_to_the_caller(subject: Subject) -> None:
 
 
 async def test_batches_in_flight_do_not_mix(subject: Subject) -> None:
-    """As many at once as there are slots, and more."""
+    """More concurrent batches than slots."""
     count = subject.engine.facts.slots * 4
     await asyncio.gather(*(is_right(subject, [f"text {at} {n}" for n in range(1 + at)]) for at in range(count)))
 
@@ -127,14 +127,14 @@ async def test_cancelling_frees_the_slot(subject: Subject) -> None:
     await subject.server.call(slots)
     for task in running:
         task.cancel()
-    found = await asyncio.gather(*running, return_exceptions=True)
-    assert [type(each) for each in found] == [asyncio.CancelledError] * slots
+    outcomes = await asyncio.gather(*running, return_exceptions=True)
+    assert [type(each) for each in outcomes] == [asyncio.CancelledError] * slots
     subject.server.gate.set()
     await asyncio.gather(*(is_right(subject, [f"text {at}"]) for at in range(slots)))
 
 
-async def test_closing_waits_for_what_runs(subject: Subject) -> None:
-    """A batch in flight is answered before the engine is gone; closing twice is closing once; then nothing runs."""
+async def test_closing_waits_for_batches_in_flight(subject: Subject) -> None:
+    """A batch in flight is answered before the engine closes; closing twice is the same as once; then nothing runs."""
     subject.server.gate.clear()
     running = asyncio.create_task(infer(subject, ["a"]))
     await subject.server.call()
@@ -150,7 +150,7 @@ async def test_closing_waits_for_what_runs(subject: Subject) -> None:
         await infer(subject, ["a"])
 
 
-async def test_facts_are_what_the_server_has(subject: Subject) -> None:
+async def test_facts_match_the_server(subject: Subject) -> None:
     facts: Any = subject.engine.facts
     assert (facts.inputs, facts.outputs) == (("text",), OUTPUTS)
     assert (facts.slots, facts.max_batch_size, facts.precision) == (2, 32, "f32")

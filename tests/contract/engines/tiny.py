@@ -1,4 +1,4 @@
-"""A small random encoder as an ONNX file, and what it computes, in numpy."""
+"""A small random encoder as an ONNX file, and the same computation in numpy."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ OUTPUTS = ("sentence_embedding", "pooled")
 
 
 class Tiny:
-    """The vectors of tokens and places, `depth` layers of a matrix and tanh, the mean over attended tokens, normalised
-    or not. A batch longer than `positions` fails in the graph."""
+    """Token and position vectors, `depth` layers of a matrix and tanh, the mean over attended tokens, normalized or
+    not. A batch longer than `positions` fails in the graph."""
 
     def __init__(self, depth: int = 2, width: int = WIDTH, positions: int = 512) -> None:
         draw = np.random.default_rng(7)

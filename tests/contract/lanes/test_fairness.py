@@ -1,7 +1,7 @@
-"""What a bulk caller may cost the others, and the others a bulk caller: the planner's promises, on a virtual clock.
+"""The cost of bulk callers to interactive ones, and vice versa: the planner's promises, on a virtual clock.
 
-Interactive callers send single texts at random moments, whether or not earlier ones are answered; bulk callers send
-2,048 inputs as soon as their last request is answered.
+Interactive callers send single texts at random times, whether or not earlier ones are answered; bulk callers send 2,048
+inputs as soon as their last request is answered.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ def alone(engine: str, lengths: str) -> tuple[TrafficResult, TrafficResult]:
     ("lengths", "bulk"), [("alike", "one"), ("alike", "32 of one client"), *(("mixed", bulk) for bulk in BULKS)]
 )
 @pytest.mark.parametrize("engine", ENGINES)
-def test_bulk_and_interactive_callers_bear_each_other(engine: str, lengths: str, bulk: str) -> None:
-    """p99 of single texts rises by at most max_batch_ms + 10 ms, none is refused, and bulk keeps 80 % of its rate."""
+def test_bulk_and_interactive_callers_share_a_lane(engine: str, lengths: str, bulk: str) -> None:
+    """The p99 of single texts rises by at most max_batch_ms + 10 ms, none is rejected, and bulk keeps 80 % of its
+    rate."""
     people, solo = alone(engine, lengths)
     both = play(ENGINES[engine], LENGTHS[lengths], bulk=BULKS[bulk])
     assert both.refused == 0
@@ -80,7 +81,7 @@ def test_a_shorter_batch_time_is_a_shorter_wait() -> None:
 
 
 def test_a_flood_of_single_texts_does_not_starve_bulk() -> None:
-    """With twice as many single texts as the engine can do, bulk still gets its weight's share of it."""
+    """With twice as many single texts as the engine can process, bulk still gets its weight's share of it."""
     script = ENGINES["small"]
     _, solo = alone("small", "alike")
     flooded = play(script, (16,), rate=2000.0, bulk=["bulk"])
@@ -89,7 +90,7 @@ def test_a_flood_of_single_texts_does_not_starve_bulk() -> None:
 
 
 def test_a_full_queue_still_has_room_for_single_texts() -> None:
-    """Bulk callers who fill the queue to its last place that is theirs do not turn anybody's single text away."""
+    """When bulk callers fill their part of the queue, single texts are still accepted."""
     both = play(ENGINES["small"], (16,), bulk=BULKS["32 clients"], max_items=4 * 2048)
     assert both.refused == 0
     assert both.bulk_items > 0

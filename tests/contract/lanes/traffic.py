@@ -1,4 +1,5 @@
-"""Traffic of two kinds on one lane, on a virtual clock: what interactive callers waited and what bulk callers got."""
+"""Two classes of traffic on one lane, on a virtual clock: latency of interactive callers and throughput of bulk
+callers."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ _numbers = count(1)
 
 
 def texts(number: int, length: int) -> list[TextItem]:
-    """So many inputs of this length, unlike any other: nothing is shared."""
+    """This many distinct inputs of this length: none are coalesced."""
     return [[next(_numbers)] * length for _ in range(number)]
 
 
 @dataclass(slots=True)
 class TrafficResult:
-    """What a run of traffic came to. `refused` counts interactive requests that were turned away."""
+    """The result of a run of traffic. `refused` counts rejected interactive requests."""
 
     seconds: float
     waits: list[float] = field(default_factory=list)
@@ -43,24 +44,24 @@ class TrafficResult:
 
 
 class Load:
-    """Traffic for a lane, to be run together for `seconds` of its clock; lengths of inputs are spread."""
+    """Traffic for a lane, to run concurrently for `seconds` of its clock; input lengths vary."""
 
     def __init__(self, lane: Lane, seconds: float, lengths: Sequence[int] = (16,)) -> None:
         self.lane = lane
         self.seen = TrafficResult(seconds)
         self._lengths = lengths
-        self._arrivals = random.Random(7)  # of its own: single texts come alike, whatever bulk callers draw
+        self._arrivals = random.Random(7)  # its own generator: single texts must not depend on the bulk callers' draws
         self._inputs = random.Random(8)
         random.seed(9)  # the jitter of `retry_after`
         self._work: list[Coroutine[Any, Any, None]] = []
 
     def interactive(self, rate: float, client: str = "people") -> Load:
-        """Single texts at random moments, `rate` a second, whether or not earlier ones are answered."""
+        """Single texts at random times, `rate` per second, whether or not earlier ones are answered."""
         self._work.append(self._people(rate, client))
         return self
 
     def bulk(self, clients: Sequence[str]) -> Load:
-        """One caller for each name, each sending 2,048 inputs as soon as its last request is answered."""
+        """One caller per name, each sending 2,048 inputs as soon as its last request is answered."""
         self._work.extend(self._batcher(client) for client in clients)
         return self
 

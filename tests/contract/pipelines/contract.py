@@ -1,5 +1,5 @@
-"""What any Pipeline must do. A new one falls under it by a subclass with four fixtures (see test_pipelines.py): of
-VectorContract where it embeds, of ScoreContract where it scores."""
+"""The contract of `Pipeline`. To test a new one, subclass VectorContract if it embeds or ScoreContract if it scores,
+with four fixtures (see test_pipelines.py)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def embed(**fields: Any) -> Embed:
 
 
 def rows_of(answers: Sequence[Any]) -> list[Any]:
-    """Without their counts; all of them are rows."""
+    """The rows without their token counts; fails on an error."""
     rows = [answer.row if isinstance(answer, CountedRow) else answer for answer in answers]
     assert all(isinstance(row, np.ndarray | VectorSet) for row in rows), rows
     return rows
@@ -38,17 +38,17 @@ def vectors(answers: Sequence[Any]) -> list[Array]:
 
 
 def some_rows(rows: int, width: int) -> Array:
-    """Other numbers in every row."""
+    """Rows of distinct numbers."""
     return np.random.default_rng(1).normal(size=(rows, width)).astype(np.float32)
 
 
 class PipelineContract:
-    """Subclasses give `pipeline`, `facts`, `width` of its rows, and `bad`: an item that it refuses.
+    """Subclasses provide `pipeline`, `facts`, `width` of its rows, and `bad`: an item that it rejects.
 
-    `items` are those that it takes, the first and the last being equal; `good` are two of them that stand around the
-    bad one. `raw`: fields of a task whose rows are the engine's own; `others`: fields of tasks that want other rows.
-    `padded`: an item's arrays are as long as it costs, and a batch is as long as its longest item. `outputs` may be
-    overridden for engines that answer otherwise.
+    `items`: valid items, the first and the last being equal; `good`: two of them, to stand around the bad one. `raw`:
+    fields of a task whose rows are the engine's own; `others`: fields of tasks with other rows. `padded`: an item's
+    arrays are as long as its cost, and a batch is as long as its longest item. `outputs` may be overridden for engines
+    with other outputs.
     """
 
     items: ClassVar[Sequence[Item]]
@@ -77,11 +77,11 @@ class PipelineContract:
         raise NotImplementedError
 
     def outputs(self, batch: list[Prepared], rows: Array) -> dict[str, Array]:
-        """What an engine could answer that has these rows [rows, width] for a batch."""
+        """The outputs of an engine with these rows [rows, width] for a batch."""
         return dict.fromkeys(batch[0].outputs, rows)
 
     def expected(self, batch: list[Prepared], rows: Array) -> Array:
-        """The rows that come of it where nothing is to be done to them."""
+        """The rows that `finish` should return: by default the engine's."""
         return rows
 
     def prepared(self, pipeline: Pipeline, items: Sequence[Item], **fields: Any) -> list[Prepared]:
@@ -93,27 +93,27 @@ class PipelineContract:
         return pipeline.finish(self.outputs(batch, rows), batch)
 
     def test_check_passes_plain_tasks(self, pipeline: Pipeline) -> None:
-        """With and without what may be asked."""
+        """With and without optional fields."""
         for fields in ({}, self.raw, *self.others):
             pipeline.check(self.task(**fields))
 
     def test_estimates_are_positive(self, pipeline: Pipeline) -> None:
-        """Every item costs something before it is known how much."""
+        """Every item has a cost before it is tokenized."""
         assert all(pipeline.estimate(item) >= 1 for item in self.items)
 
     def test_one_entry_an_item_in_order(self, pipeline: Pipeline) -> None:
-        """Items prepared together are as each is alone."""
+        """Preparing items together gives the same as preparing each alone."""
         together = self.prepared(pipeline, self.items)
         alone = [self.prepared(pipeline, [item])[0] for item in self.items]
         assert [p.key for p in together] == [p.key for p in alone]
         assert [p.cost for p in together] == [p.cost for p in alone]
 
     def test_no_items_give_no_entries(self, pipeline: Pipeline) -> None:
-        """An empty job is answered with nothing."""
+        """An empty job returns an empty list."""
         assert pipeline.prepare([]) == []
 
     def test_prepared_items_are_whole(self, pipeline: Pipeline) -> None:
-        """Costs are lengths of the tensors; groups and keys can be looked up; some output is wanted."""
+        """Costs are lengths of the tensors; groups and keys are hashable; some output is requested."""
         for item in self.prepared(pipeline, self.items):
             assert item.cost >= 1
             assert item.tokens >= 0
@@ -123,14 +123,14 @@ class PipelineContract:
             assert isinstance(hash(item.key), int)
 
     def test_equal_groups_have_equal_parameters(self, pipeline: Pipeline) -> None:
-        """A batch has one set of them."""
+        """All items of a batch share one set of parameters."""
         params: dict[object, object] = {}
         for fields in ({}, self.raw, *self.others):
             for item in self.prepared(pipeline, self.items[:2], **fields):
                 assert params.setdefault(item.group, item.params) == item.params
 
-    def test_keys_tell_work_apart(self, pipeline: Pipeline) -> None:
-        """Equal items have equal keys; another item, or another answer to it, has another."""
+    def test_keys_are_equal_only_for_equal_work(self, pipeline: Pipeline) -> None:
+        """Equal items have equal keys; another item or another option gives another key."""
         keys = [p.key for p in self.prepared(pipeline, self.items)]
         assert keys[0] == keys[-1]
         assert len(set(keys)) == len(self.items) - 1
@@ -138,7 +138,7 @@ class PipelineContract:
         assert len({self.prepared(pipeline, self.items[:1], **each)[0].key for each in fields}) == len(fields)
 
     def test_a_bad_item_fails_alone(self, pipeline: Pipeline, bad: Item) -> None:
-        """Its entry is a ShoalError; the others are as without it."""
+        """Its entry is a ShoalError; the others are unaffected."""
         before, after = self.good
         answers = pipeline.prepare([(self.task(), before), (self.task(), bad), (self.task(), after)])
         assert isinstance(answers[1], ShoalError)
@@ -146,7 +146,7 @@ class PipelineContract:
         assert keys == [p.key for p in self.prepared(pipeline, self.good)]
 
     def test_batches_are_rectangular_and_bucketed(self, pipeline: Pipeline, facts: EngineFacts) -> None:
-        """All arrays share rows and length; each is a bucket, or as it is above the last or without any."""
+        """All arrays share rows and length; each is a bucket, or unpadded above the last one or without any."""
         batch = self.prepared(pipeline, self.items[:3])
         tensors = pipeline.collate(batch, facts)
         ((rows, *lengths),) = {tensor.shape[:2] for tensor in tensors.values()}
@@ -156,7 +156,7 @@ class PipelineContract:
         assert all(tensor.flags.c_contiguous for tensor in tensors.values())
 
     def test_rows_go_back_in_order(self, pipeline: Pipeline, facts: EngineFacts, width: int) -> None:
-        """One row an item, in order, whatever the padding rows hold."""
+        """One row per item, in order, regardless of padding rows."""
         batch = self.prepared(pipeline, self.items[:3], **self.raw)
         rows = len(next(iter(pipeline.collate(batch, facts).values())))
         source = some_rows(rows, width)
@@ -177,7 +177,7 @@ class PipelineContract:
         assert len(vectors([first, third])) == 2
 
     def test_threads_may_share_it(self, pipeline: Pipeline) -> None:
-        """Called from several threads at once it answers what it answers alone."""
+        """Concurrent calls from several threads give the same answers as single ones."""
         jobs: list[list[Item]] = [[f"fox {n}", *self.items, "dogs " * n] for n in range(1, 13)]
 
         def keys(job: list[Item]) -> list[object]:
@@ -189,8 +189,11 @@ class PipelineContract:
 
 
 class VectorContract(PipelineContract):
-    """Of a pipeline that embeds. `kinds`: the vectors that it gives; `sets` may be overridden where it gives more than
-    dense ones: what an engine could answer for all of them, in `length` rows a token."""
+    """The contract of a pipeline that embeds.
+
+    `kinds`: its kinds of vectors; override `sets` if it gives more than dense ones: an engine's outputs for all of
+    them, with `length` rows per token.
+    """
 
     items: ClassVar[Sequence[Item]] = TEXTS
     good: ClassVar[tuple[Item, Item]] = ("a fox", "dogs")
@@ -205,7 +208,7 @@ class VectorContract(PipelineContract):
         return self.outputs(batch, rows)
 
     def test_bad_dimensions_are_named(self, pipeline: Pipeline, width: int) -> None:
-        """What is wrong with the whole task is raised at once, with the field's name."""
+        """An error in the whole task is raised at once, with the field's name."""
         pipeline.check(embed(dimensions=width))
         for wrong in (0, width + 1):
             with pytest.raises(InvalidValue) as caught:
@@ -213,15 +216,15 @@ class VectorContract(PipelineContract):
             assert caught.value.param == "dimensions"
 
     def test_vectors_are_cut_then_normalised(self, pipeline: Pipeline, width: int) -> None:
-        """`dimensions` first, so that the vector that is left has length 1; float32 in one dimension."""
+        """`dimensions` comes first, so that the remaining vector has length 1; float32 in one dimension."""
         batch = self.prepared(pipeline, self.items[:3], dimensions=2)
         for answer in vectors(self.answers(pipeline, batch, some_rows(3, width))):
             assert answer.shape == (2,)
             assert answer.dtype == np.float32
             assert np.linalg.norm(answer) == pytest.approx(1.0)
 
-    def test_other_kinds_come_in_sets(self, pipeline: Pipeline, width: int) -> None:
-        """Whatever is asked for is there, and nothing else; dense vectors as if they had been asked for alone."""
+    def test_several_kinds_come_in_vector_sets(self, pipeline: Pipeline, width: int) -> None:
+        """All requested kinds and no others; dense vectors equal those requested alone."""
         sets = [kinds for size in range(1, 5) for kinds in combinations(self.kinds, size) if kinds != ("dense",)]
         keys = {self.prepared(pipeline, self.items[:1])[0].key}
         for kinds in sets:
@@ -239,7 +242,7 @@ class VectorContract(PipelineContract):
         assert len(keys) == len(sets) + 1
 
     def test_kinds_it_lacks_are_refused(self, pipeline: Pipeline) -> None:
-        """By `check` and in the items' places, unless its facts are relied on."""
+        """An item that asks for such a kind gets an error as its entry."""
         lacking: list[VectorKind] = [kind for kind in ("sparse", "multi", "tokens") if kind not in self.kinds]
         for kind in lacking:
             assert isinstance(pipeline.prepare([(embed(outputs=(kind,)), "a fox")])[0], ShoalError)
@@ -256,7 +259,7 @@ def _check_set(row: VectorSet) -> None:
 
 
 class ScoreContract(PipelineContract):
-    """Of a pipeline that scores: pairs and single texts, for both tasks."""
+    """The contract of a pipeline that scores: pairs and single texts, for both tasks."""
 
     items: ClassVar[Sequence[Item]] = PAIRS
     good: ClassVar[tuple[Item, Item]] = (("a fox", "dogs"), "dogs")
@@ -267,14 +270,14 @@ class ScoreContract(PipelineContract):
         return Classify(model="m", inputs=[], **fields)
 
     def test_both_tasks_are_the_same_work(self, pipeline: Pipeline) -> None:
-        """A reranker's score is that of its one label."""
+        """A reranker's score is that of its only label."""
         pairs = [item for item in self.items if isinstance(item, tuple)]
         ranked = pipeline.prepare([(Rerank(model="m", queries=[], documents=[]), pair) for pair in pairs])
         keys = [answer.key for answer in ranked if isinstance(answer, Prepared)]
         assert keys == [p.key for p in self.prepared(pipeline, pairs)]
 
     def test_scores_are_of_every_label_and_between_0_and_1(self, pipeline: Pipeline, width: int) -> None:
-        """Unless raw ones are asked for: float32 [labels], from any logits."""
+        """Unless raw scores are requested: float32 [labels], from any logits."""
         batch = self.prepared(pipeline, self.items[:3])
         for row in vectors(self.answers(pipeline, batch, some_rows(4, width) * 200)):
             assert row.shape == (width,)
@@ -282,6 +285,6 @@ class ScoreContract(PipelineContract):
             assert ((row >= 0) & (row <= 1)).all()
 
     def test_raw_scores_and_others_share_a_call(self, pipeline: Pipeline) -> None:
-        """What is done to them is done behind the engine."""
+        """The activation runs after the engine."""
         raw, plain = (self.prepared(pipeline, self.items[:1], **fields)[0] for fields in (self.raw, {}))
         assert (raw.group, raw.outputs) == (plain.group, plain.outputs)

@@ -51,7 +51,7 @@ class TestTextPipeline(Tokenised, VectorContract):
 
 
 class TestTextPipelineOverTokenVectors(TestTextPipeline):
-    """The engine answers a vector a token, and pooling is done behind it."""
+    """The engine returns a vector per token, and the pipeline pools."""
 
     kinds = ("dense", "tokens")
 
@@ -61,7 +61,7 @@ class TestTextPipelineOverTokenVectors(TestTextPipeline):
         return TextPipeline(folder, spec, truncate=True)
 
     def outputs(self, batch: list[Prepared], rows: Array) -> dict[str, Array]:
-        """Every token has the vector of its text; what lies in the padding is nobody's business."""
+        """Every token has the vector of its text; padding has arbitrary values."""
         tokens = np.repeat(rows[:, None, :], 18, axis=1)
         for row, item in enumerate(batch):
             tokens[row, item.cost :] = np.nan
@@ -69,7 +69,7 @@ class TestTextPipelineOverTokenVectors(TestTextPipeline):
 
 
 class TestTextPipelineOfEveryKind(TestTextPipeline):
-    """As bge-m3, and with vectors of tokens besides."""
+    """As bge-m3, plus token vectors."""
 
     kinds = ALL
 
@@ -80,12 +80,12 @@ class TestTextPipelineOfEveryKind(TestTextPipeline):
 
     def sets(self, batch: list[Prepared], rows: Array) -> dict[str, Array]:
         spans = np.repeat(np.abs(rows)[:, None, :], 16, axis=1)
-        made = {"pooled": rows, "weights": spans[..., 0], "multi_vectors": spans[..., :4], "tokens": spans}
-        return {name: made[name] for name in batch[0].outputs}
+        outputs = {"pooled": rows, "weights": spans[..., 0], "multi_vectors": spans[..., :4], "tokens": spans}
+        return {name: outputs[name] for name in batch[0].outputs}
 
 
 class TestTextPipelineOfStaticVectors(TestTextPipeline):
-    """No special tokens: the empty text is zeros, whatever the engine says of it."""
+    """No special tokens: the empty text gives zeros, regardless of the engine's row."""
 
     @pytest.fixture
     def pipeline(self, folder: Path) -> Pipeline:
@@ -114,7 +114,7 @@ class TestPairPipelineOfSeveralLabels(TestPairPipeline):
 
 
 class Strings(PipelineContract):
-    """Texts as they are: nothing is padded, and token ids are refused."""
+    """Texts as strings: nothing is padded, and token ids are rejected."""
 
     padded = False
 
@@ -177,8 +177,8 @@ class TestStringPipelineOfEveryKind(TestStringPipeline):
         for place, row in enumerate(np.abs(rows)):
             sparse[place] = SparseVector(np.arange(16, dtype=np.int32), row)
             matrices[place] = np.stack([row] * (place + 1))
-        made = {"embedding": rows, "sparse_embedding": sparse}
-        return {name: made.get(name, matrices) for name in batch[0].outputs}
+        outputs = {"embedding": rows, "sparse_embedding": sparse}
+        return {name: outputs.get(name, matrices) for name in batch[0].outputs}
 
 
 class TestStringPairPipeline(Strings, ScoreContract):
@@ -225,12 +225,12 @@ class TestFakePipeline(Fake, VectorContract):
         return 16
 
     def test_kinds_it_lacks_are_refused(self, pipeline: Pipeline) -> None:
-        """It has all that there are."""
+        """It supports every kind."""
         assert set(self.kinds) == set(ALL)
 
 
 class TestFakePipelineThatScores(Fake, ScoreContract):
-    """Its scores are made from the words, not from what the engine answers."""
+    """Its scores are computed from the words, not from the engine's outputs."""
 
     @pytest.fixture
     def pipeline(self) -> Pipeline:

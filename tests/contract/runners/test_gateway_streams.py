@@ -1,4 +1,4 @@
-"""Streams through the gateway: places, readers and who gives what back."""
+"""Streams through the gateway: slots, readers and slot release."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Talk:
         self.places = self.gateway._get_stream_limit(model)
 
     def stream(self, client: str = "c", words: int = 100, seconds: float = 1000.0) -> AsyncGenerator[Chunk, Any]:
-        # The generator reads the loop's clock, places the real one: a deadline that is late on both.
+        # The generator reads the loop's clock, the stream limit the real one: a deadline that is late on both.
         deadline = max(time.monotonic(), asyncio.get_running_loop().time()) + seconds
         task = Generate(model="m", prompts=[" ".join(map(str, range(words)))])
         return self.gateway.stream(task, Context(id="r", deadline=deadline, client=client))
@@ -53,7 +53,7 @@ class Talk:
 
 
 def test_cancelled_while_queued_never_begins(virtual: Run[None]) -> None:
-    """A stream that waits for a place and whose reader leaves produces nothing; the place goes to the next."""
+    """A queued stream whose reader disconnects produces nothing; its slot goes to the next one."""
 
     async def main() -> None:
         session, order = Talk(1), list[str]()
@@ -71,7 +71,7 @@ def test_cancelled_while_queued_never_begins(virtual: Run[None]) -> None:
 
 
 def test_cancelled_while_streaming_stops_the_model(virtual: Run[None]) -> None:
-    """The upstream iterator is closed at once and the place given back."""
+    """The upstream iterator is closed at once and the slot released."""
 
     async def main() -> None:
         session = Talk(2)
@@ -88,7 +88,7 @@ def test_cancelled_while_streaming_stops_the_model(virtual: Run[None]) -> None:
 
 
 def test_a_slow_reader_is_not_overtaken(virtual: Run[None]) -> None:
-    """One chunk a second is read: the model, which could make a hundred, makes one or two."""
+    """With a reader of one chunk per second, a model that could produce a hundred produces one or two."""
 
     async def main() -> None:
         session = Talk(1)
@@ -103,7 +103,8 @@ def test_a_slow_reader_is_not_overtaken(virtual: Run[None]) -> None:
 
 
 def test_no_more_streams_than_places_and_clients_in_turn(virtual: Run[None]) -> None:
-    """Six streams of one client and one of another on two places: never three at once, the other is served early."""
+    """Six streams of one client and one of another on two slots: never three at once, and the other client is served
+    early."""
 
     async def main() -> None:
         session, order = Talk(2), list[str]()
@@ -118,7 +119,7 @@ def test_no_more_streams_than_places_and_clients_in_turn(virtual: Run[None]) -> 
 
 
 def test_waiting_for_a_place_ends_at_the_deadline(virtual: Run[None]) -> None:
-    """The error is DeadlineExceeded, the generator is not called, and the slots of the others are unchanged."""
+    """The error is DeadlineExceeded, the generator is not called, and the other streams keep their slots."""
 
     async def main() -> None:
         session = Talk(1)

@@ -1,4 +1,4 @@
-"""Every runner that Shoal ships, under the contract."""
+"""The contract of `Runner`, on every runner that Shoal ships."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _TEXT = ("text", "TYPE_STRING", "[ 1 ]")
 
 @dataclass(frozen=True, slots=True)
 class TestModel:
-    """One entry: tensors are (name, type, dims); `extra` is further protobuf text of its configuration."""
+    """One entry: tensors are (name, type, dims); `extra` is additional protobuf text of its configuration."""
 
     __test__ = False  # its name is for people, not for pytest
 
@@ -64,8 +64,8 @@ class TestModel:
 
 @dataclass(frozen=True, slots=True)
 class LlmModel:
-    """A language model of a kind; `parameters` go into its configuration beside the kind, `more` are further inputs,
-    `without` those that it lacks. `over`: an ensemble of one step, which has no program."""
+    """A language model of a kind. `parameters` are added to its configuration, `more` are additional inputs, `without`
+    the missing ones. `over`: an ensemble of one step, which has no program."""
 
     kind: Kind
     program: str = "talker"
@@ -80,7 +80,7 @@ class LlmModel:
         config.backend = "" if self.over else "python"
         config.platform = "ensemble" if self.over else ""
         if self.over:
-            config.ClearField("model_transaction_policy")  # as TensorRT-LLM's says nothing of it
+            config.ClearField("model_transaction_policy")  # as TensorRT-LLM's omits it
             step = config.ensemble_scheduling.step.add(model_name=self.over, model_version=-1)
             step.input_map.update({each.name: each.name for each in config.input})
             step.output_map.update({each.name: each.name for each in config.output})
@@ -137,7 +137,7 @@ MODELS: dict[str, TestModel | LlmModel] = {
 
 
 def write_models(repository: Path, notes: Path) -> None:
-    """Write every model's entry. Models append a line to the file `notes` for what a test may ask about."""
+    """Write every model's entry. Models append a line to the file `notes` for each event that a test may check."""
     for name, model in MODELS.items():
         folder = repository / name / "1"
         folder.mkdir(parents=True)
@@ -147,12 +147,12 @@ def write_models(repository: Path, notes: Path) -> None:
 
 
 def near_free_vector(text: str) -> Array:
-    """What `near_free` answers for a text: [1024] float32, ones after a first number that tells texts apart."""
+    """The answer of `near_free` for a text: [1024] float32, ones after a first number that depends on the text."""
     vector = np.ones(1024, np.float32)
     vector[0] = zlib.crc32(text.encode()) % 1000
     return vector
 
 
 def token_vectors(ids: list[int]) -> Array:
-    """What `tokens_in` answers for tokens that are not masked: [length, 16] float32."""
+    """The answer of `tokens_in` for unmasked tokens: [length, 16] float32."""
     return np.array([[math.sin(number * (place + 1) / 7) for place in range(16)] for number in ids], np.float32)

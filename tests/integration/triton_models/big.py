@@ -1,4 +1,4 @@
-"""Runs inside Triton: the text says how many millions of bytes of float32 the answer has."""
+"""Runs inside Triton: the text says how many million bytes of float32 the answer has."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
-"""Runs inside Triton: passes each request on to the model that the parameter `tensorrt_llm_model_name` names, with its
-id, and that model's responses back, as TensorRT-LLM's BLS does; like that one without a word to the other model where
-a caller leaves.
+"""Runs inside Triton: passes each request, with its id, on to the model named by the parameter
+`tensorrt_llm_model_name`, and passes that model's responses back, as TensorRT-LLM's BLS does; like that one, it does
+not notify the other model when a caller disconnects.
 
-Calls that wait for each other hang for ever once a caller has left, and many at once crash the process (2.51).
+Calls that wait for each other hang forever once a caller has left, and many at once crash the process (2.51).
 """
 
 import json

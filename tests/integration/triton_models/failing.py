@@ -1,7 +1,7 @@
-"""Runs inside Triton, and fails as the words in the texts say.
+"""Runs inside Triton, and fails as words in the texts request.
 
 poison: raises, so that the whole batch fails; reject: INVALID_ARG for its request; unavailable: UNAVAILABLE likewise;
-nan: its row is NaN; crash: the process of the model ends.
+nan: its row is NaN; crash: the process of the model exits.
 """
 
 import os

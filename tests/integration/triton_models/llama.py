@@ -16,14 +16,14 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 LOOK_S = 0.02
-"""Between two looks for the caller."""
+"""Seconds between two checks whether the caller has left."""
 
 HIDDEN, HEADS, LAYERS, INNER = 32, 4, 2, 64
 SIZE = HIDDEN // HEADS
 
 
 class Llama:
-    """Attention over all that came so far, computed anew for each token: texts are short here."""
+    """Attention over all previous tokens, recomputed for each token: texts are short here."""
 
     def __init__(self, vocabulary: int, seed: int) -> None:
         draw = np.random.default_rng(seed)
@@ -33,7 +33,7 @@ class Llama:
         self.layers = [[draw.standard_normal(shape) / np.sqrt(shape[0]) for shape in shapes] for _ in range(LAYERS)]
 
     def logits(self, ids: list[int]) -> Any:
-        """Of the token after the last, [vocabulary]."""
+        """Return the logits of the next token, [vocabulary]."""
         hidden = self.embedding[ids]
         mask = np.triu(np.full((len(ids), len(ids)), -1e9), 1)
         for query, key, value, out, gate, up, down in self.layers:
@@ -49,7 +49,7 @@ class Llama:
         return normed(hidden)[-1] @ self.head
 
     def next(self, ids: list[int], temperature: float, top_k: int, draw: Any) -> tuple[int, float]:
-        """A token and the logarithm of its probability; the likeliest for a top_k of 1."""
+        """Return a token and its log probability; the most likely one for a top_k of 1."""
         scores = self.logits(ids) / (temperature or 1.0)
         scores -= scores.max()
         logs = scores - np.log(np.exp(scores).sum())
@@ -62,12 +62,12 @@ def normed(x: Any) -> Any:
 
 
 def split(x: Any) -> Any:
-    """[length, hidden] to [heads, length, size]."""
+    """Reshape [length, hidden] to [heads, length, size]."""
     return x.reshape(len(x), HEADS, SIZE).transpose(1, 0, 2)
 
 
 def turned(x: Any) -> Any:
-    """Rotary positions."""
+    """Apply rotary positions."""
     angles = np.arange(x.shape[1])[:, None] / 10000 ** (np.arange(SIZE // 2) * 2 / SIZE)
     one, other = x[..., : SIZE // 2], x[..., SIZE // 2 :]
     sine, cosine = np.sin(angles), np.cos(angles)
@@ -79,7 +79,7 @@ class ScriptedError(Exception):
 
 
 class Script:
-    """What the words of a prompt ask for."""
+    """The script in the words of a prompt."""
 
     def __init__(self, prompt: str, end: int, delay_ms: int) -> None:
         matches = re.findall(r"say=([0-9-]+)", prompt)
@@ -89,13 +89,13 @@ class Script:
         self.first_s = number_in(prompt, "first_ms", 0) / 1000
 
     def token(self, number: int) -> Any:
-        """(token, log probability), or (None, 0) where the model is to choose. Raises ScriptedError."""
+        """Return (token, log probability), or (None, 0) if the model is to choose. Raises ScriptedError."""
         if number == self.fails:
             raise ScriptedError("told to fail in the middle")
         return (self.ids[number], -0.5) if number < len(self.ids) else (None, 0.0)
 
     def waits(self, number: int, left: Any) -> bool:
-        """Let the time before a token pass; False as soon as the caller has left."""
+        """Wait the delay before a token; return False as soon as the caller has left."""
         end = time.monotonic() + self.delay_s + (self.first_s if number == 0 else 0)
         while not left():
             rest = end - time.monotonic()
@@ -106,8 +106,8 @@ class Script:
 
 
 def number_in(prompt: str, name: str, default: int) -> int:
-    found = re.search(name + r"=(\d+)", prompt)
-    return int(found[1]) if found else default
+    match = re.search(name + r"=(\d+)", prompt)
+    return int(match[1]) if match else default
 
 
 class TritonPythonModel:
@@ -153,7 +153,7 @@ class TritonPythonModel:
         sender.send(flags=FINAL)
 
     def whole(self, request: Any) -> Any:
-        if value(request, "stop", False):  # its turn comes when the other one is over
+        if value(request, "stop", False):  # it runs after the other one
             return self.respond([])
         left = self.looking(request, request)
         try:
@@ -165,12 +165,12 @@ class TritonPythonModel:
         return response
 
     def looking(self, request: Any, handle: Any) -> Any:
-        """Return a function that says whether the caller has left; `handle` is its request or response sender."""
+        """Return a function that returns whether the caller has left; `handle` is its request or response sender."""
         request_id = request.request_id()
         return lambda: handle.is_cancelled() or request_id in self.stopped
 
     def steps(self, request: Any, left: Any) -> Any:
-        """Token after token, with its log probability: up to the length asked for, or the token that ends it."""
+        """Yield tokens with their log probabilities, up to the requested length or the end token."""
         self.note("began", request.request_id())
         length = value(request, "input_lengths", 0)
         ids = pb_utils.get_input_tensor_by_name(request, "input_ids").as_numpy()[0].tolist()[:length]
@@ -191,7 +191,7 @@ class TritonPythonModel:
                 return
 
     def read(self, ids: list[int]) -> str:
-        """The prompt's text, as far as the tokens are known."""
+        """Return the prompt's text, as far as the tokens are known."""
         return b"".join(self.pieces[id] for id in ids if id < len(self.pieces)).decode(errors="replace")
 
     def respond(self, steps: list[tuple[int, float]]) -> Any:
@@ -211,7 +211,7 @@ def value(request: Any, name: str, default: Any) -> Any:
 
 
 def words_of(tensor: Any) -> list[list[int]]:
-    """Words out of [1, 2, n]: their tokens, and where each of them ends."""
+    """Return the words of [1, 2, n]: their tokens, and the end offset of each."""
     if tensor is None:
         return []
     flat, ends = tensor.as_numpy()[0].tolist()

@@ -1,4 +1,4 @@
-"""Runs inside Triton: rows of ones after a first number made from the text, which costs next to nothing."""
+"""Runs inside Triton: rows of ones after a first number computed from the text, at next to no cost."""
 
 import zlib
 from typing import Any

@@ -1,7 +1,5 @@
-"""Runs inside Triton: each text says how many milliseconds it takes, none if it is no number.
-
-Notes "began", "cancelled" and "finished".
-"""
+"""Runs inside Triton: each text is its duration in milliseconds, none if it is no number. Notes "began", "cancelled"
+and "finished"."""
 
 import json
 import time

@@ -101,7 +101,7 @@ class TritonPythonModel:
         return self.response(inputs, before + b"".join(words), words, len(words))
 
     def script(self, inputs: dict[str, Any]) -> tuple[list[bytes], bool]:
-        """The words, and whether an error follows them."""
+        """Return the words, and whether an error follows them."""
         prompt = inputs["text_input"]
         if "echo" in prompt:
             return [json.dumps({name: inputs[name] for name in sorted(inputs)}).encode()], False
@@ -137,20 +137,20 @@ class TritonPythonModel:
 
     def response(self, inputs: dict[str, Any], text: bytes, words: list[bytes], ended: Any) -> Any:
         """Return one response. `words` are the new ones; `ended` is the total count of the last response, else None."""
-        found = {"text_output": np.array([text], dtype=object)}
+        tensors = {"text_output": np.array([text], dtype=object)}
         if inputs.get("return_finish_reason") or self.kind == "dynamo":
             reason = b"None" if ended is None else b"length" if ended == self.max_tokens(inputs) else b"stop"
-            found["finish_reason"] = np.array([reason], dtype=object)
+            tensors["finish_reason"] = np.array([reason], dtype=object)
         if inputs.get("return_num_input_tokens"):
-            found["num_input_tokens"] = self.count(PROMPT_TOKENS)
+            tensors["num_input_tokens"] = self.count(PROMPT_TOKENS)
         if inputs.get("return_num_output_tokens"):
-            found["num_output_tokens"] = self.count(len(words))
+            tensors["num_output_tokens"] = self.count(len(words))
         if inputs.get("return_logprobs"):
             texts = [word.decode(errors="replace") for word in words]
             tokens = [{"5": {"logprob": -0.5, "rank": 1, "decoded_token": text}} for text in texts]
-            found["logprobs"] = np.array([json.dumps(tokens).encode()], dtype=object)
+            tensors["logprobs"] = np.array([json.dumps(tokens).encode()], dtype=object)
         return pb_utils.InferenceResponse(
-            [pb_utils.Tensor(name, array[None] if self.batched else array) for name, array in found.items()]
+            [pb_utils.Tensor(name, array[None] if self.batched else array) for name, array in tensors.items()]
         )
 
     def count(self, number: int) -> Any:

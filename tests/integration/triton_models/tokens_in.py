@@ -1,4 +1,4 @@
-"""Runs inside Triton: a vector for each token, by its id alone; zeros where the mask is."""
+"""Runs inside Triton: a vector for each token that depends only on its id; zeros where the mask is 0."""
 
 from typing import Any
 

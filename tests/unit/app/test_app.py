@@ -1,4 +1,4 @@
-"""The composition root over scripted models: how they start, fail and stop."""
+"""The composition root over scripted models: start, failure and shutdown."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def loaded() -> LoadedConfig:
 
 
 @asynccontextmanager
-async def opened(loaded: LoadedConfig, *served: str) -> AsyncIterator[App]:
+async def open_loaded_app(loaded: LoadedConfig, *served: str) -> AsyncIterator[App]:
     async with open_app(loaded, served) as app:
         await app.wait_until_loaded()
         yield app
 
 
-def soon() -> Context:
+def new_context() -> Context:
     return Context(id="r", deadline=time.monotonic() + 10, client="c")
 
 
@@ -66,19 +66,19 @@ def states(app: App) -> dict[str, str]:
 
 
 async def vector(app: App, model: str, text: str) -> Any:
-    answer = await app.gateway.run(Embed(model=model, inputs=[text], normalize=False), soon())
+    answer = await app.gateway.run(Embed(model=model, inputs=[text], normalize=False), new_context())
     return answer.vectors[0]
 
 
-async def at_hand(*args: Any) -> Any:
+async def files_present(*args: Any) -> Any:
     """Pretend that the files are already present."""
     return SimpleNamespace(size=0, manifest=SimpleNamespace(created=0, generation=None, image=None))
 
 
-def opening(
+def patch_opening(
     monkeypatch: pytest.MonkeyPatch,
     open_: Callable[..., Awaitable[Any]],
-    prepared: Callable[..., Awaitable[Any]] = at_hand,
+    prepared: Callable[..., Awaitable[Any]] = files_present,
 ) -> None:
     """Replace the steps of a local model: its files, then its engines."""
     monkeypatch.setattr(shoal.backends.local.open, "prepare_async", prepared)
@@ -87,28 +87,28 @@ def opening(
 
 async def test_fake_models_embed_and_generate(loaded: LoadedConfig) -> None:
     """Each model uses its own script; the server is ready when all are, and the first one is the default."""
-    async with opened(loaded, "a=fake:dimension=8", "b=fake:dimension=16") as app:
+    async with open_loaded_app(loaded, "a=fake:dimension=8", "b=fake:dimension=16") as app:
         assert app.gateway.ready()
         assert np.array_equal(await vector(app, "a", "x y"), compute_vector(tokenize_item("x y"), 8))
         assert np.array_equal(await vector(app, "b", "x y"), compute_vector(tokenize_item("x y"), 16))
         assert len(await vector(app, "", "x y")) == 8
-        chunks = app.gateway.stream(Generate(model="b", prompts=["x y"]), soon())
+        chunks = app.gateway.stream(Generate(model="b", prompts=["x y"]), new_context())
         assert "".join([chunk.text async for chunk in chunks]) == "x y"
         assert app.gateway.models()[0].facts is not None
 
 
-async def test_a_models_replicas_share_its_work(loaded: LoadedConfig) -> None:
+async def test_replicas_of_a_model_share_its_work(loaded: LoadedConfig) -> None:
     """Two addresses under one name are one model with two replicas."""
-    async with opened(loaded, "two=fake:delay_ms=1000,fake:delay_ms=1000") as app:
-        first = asyncio.create_task(app.gateway.run(Embed(model="two", inputs=["a"]), soon()))
+    async with open_loaded_app(loaded, "two=fake:delay_ms=1000,fake:delay_ms=1000") as app:
+        first = asyncio.create_task(app.gateway.run(Embed(model="two", inputs=["a"]), new_context()))
         await asyncio.sleep(0.01)
-        second = await app.gateway.run(Embed(model="two", inputs=["b"]), soon())
+        second = await app.gateway.run(Embed(model="two", inputs=["b"]), new_context())
         assert {(await first).facts.replica, second.facts.replica} == {"fake-0", "fake-1"}
 
 
-async def test_a_model_that_fails_takes_nobody_down(loaded: LoadedConfig) -> None:
-    """An unknown option of fake fails its model with the reason; the other model serves, and readiness is off."""
-    async with opened(loaded, "bad=fake:speed=5", "good=fake:") as app:
+async def test_a_failed_model_does_not_stop_others(loaded: LoadedConfig) -> None:
+    """An unknown option of fake fails its model with the reason; the other one serves, and the server is not ready."""
+    async with open_loaded_app(loaded, "bad=fake:speed=5", "good=fake:") as app:
         assert states(app) == {"bad": "failed", "good": "ready"}
         assert "unknown option 'speed'" in str(app.gateway.model("bad").error)
         assert len(await vector(app, "good", "x")) == 32
@@ -128,18 +128,18 @@ async def test_a_bug_while_loading_is_that_models_failure(
     async def prepared(address: Address, *args: Any) -> Any:
         if address.target == "org/gone":
             raise SourceError("the hub is away")
-        return await at_hand()
+        return await files_present()
 
-    opening(monkeypatch, broken, prepared)
-    async with opened(loaded, LOCAL, "gone=hf:org/gone", "good=fake:") as app:
+    patch_opening(monkeypatch, broken, prepared)
+    async with open_loaded_app(loaded, LOCAL, "gone=hf:org/gone", "good=fake:") as app:
         assert states(app) == {"slow": "failed", "gone": "failed", "good": "ready"}
         assert "by hand" in str(app.gateway.model("slow").error)
         assert app.gateway.model("gone").error == "the hub is away"
 
 
 async def test_kinds_of_replicas_do_not_mix(loaded: LoadedConfig) -> None:
-    """A scripted and a real model under one name would return two kinds of vectors."""
-    async with opened(loaded, "x=fake:,hf:org/real") as app:
+    """A scripted and a real model under one name would return different kinds of vectors."""
+    async with open_loaded_app(loaded, "x=fake:,hf:org/real") as app:
         assert "must use the same backend, not fake, hf" in str(app.gateway.model("x").error)
 
 
@@ -152,7 +152,7 @@ async def test_tables_give_aliases_and_defaults(tmp_path: Path) -> None:
         [models."elsewhere"]
         aliases = ["nobody"]
     """
-    async with opened(await settings(tmp_path, toml), "a=fake:dimension=8", "b=fake:dimension=16") as app:
+    async with open_loaded_app(await settings(tmp_path, toml), "a=fake:dimension=8", "b=fake:dimension=16") as app:
         for name in ("", "b", "bee", "text-embedding-3-small"):
             assert app.gateway.model(name).name == "b"
         assert app.gateway.registry.find("", "generate").name == "a"
@@ -163,9 +163,9 @@ async def test_tables_give_aliases_and_defaults(tmp_path: Path) -> None:
 async def test_a_models_own_settings_reach_its_lane(tmp_path: Path) -> None:
     """A table's override applies to that model only."""
     toml = '[models."small"]\nmax_batch_size = 1\n'
-    async with opened(await settings(tmp_path, toml), "small=fake:delay_ms=5", "large=fake:delay_ms=5") as app:
+    async with open_loaded_app(await settings(tmp_path, toml), "small=fake:delay_ms=5", "large=fake:delay_ms=5") as app:
         for name, size in (("small", 1), ("large", 3)):
-            answer = await app.gateway.run(Embed(model=name, inputs=["a", "b", "c"]), soon())
+            answer = await app.gateway.run(Embed(model=name, inputs=["a", "b", "c"]), new_context())
             assert answer.facts.size == size
 
 
@@ -178,7 +178,7 @@ async def test_a_models_own_settings_reach_its_lane(tmp_path: Path) -> None:
         (["tei+http://a,tei+http://b"], ConfigError),
     ],
 )
-async def test_what_can_be_seen_without_loading_is_raised(
+async def test_configuration_errors_fail_the_start(
     loaded: LoadedConfig, served: Sequence[str], error: type[Exception]
 ) -> None:
     """Duplicate or reserved names, and replicas without a name, fail the start."""
@@ -192,13 +192,13 @@ async def test_the_default_model_has_its_short_name_unless_it_was_named(
 ) -> None:
     """Without arguments the default model has its alias; with explicit names it may be served twice."""
 
-    async def away(*args: Any) -> Any:
+    async def raise_error(*args: Any) -> Any:
         raise SourceError("not here")
 
-    opening(monkeypatch, away)
-    async with opened(loaded) as app:
+    patch_opening(monkeypatch, raise_error)
+    async with open_loaded_app(loaded) as app:
         assert app.gateway.model("all-MiniLM-L6-v2").name == "sentence-transformers/all-MiniLM-L6-v2"
-    async with opened(loaded, f"a={DEFAULT_MODEL}", f"b={DEFAULT_MODEL}") as app:
+    async with open_loaded_app(loaded, f"a={DEFAULT_MODEL}", f"b={DEFAULT_MODEL}") as app:
         assert [card.aliases for card in app.gateway.models()] == [(), ()]
 
 
@@ -217,7 +217,7 @@ async def test_a_loading_model_is_reported_and_closing_stops_it(
             cancelled = True
             raise
 
-    opening(monkeypatch, endless)
+    patch_opening(monkeypatch, endless)
     async with open_app(loaded, [LOCAL, "good=fake:"]) as app:
         await begun.wait()
         await asyncio.sleep(0)
@@ -236,13 +236,13 @@ async def test_loading_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     async def endless(*args: Any, **named: Any) -> Any:
         await asyncio.Event().wait()
 
-    opening(monkeypatch, endless)
-    async with opened(await settings(tmp_path, load_timeout_s=0.05), LOCAL) as app:
+    patch_opening(monkeypatch, endless)
+    async with open_loaded_app(await settings(tmp_path, load_timeout_s=0.05), LOCAL) as app:
         assert states(app) == {"slow": "failed"}
         assert "load_timeout_s" in str(app.gateway.model("slow").error)
 
 
-async def test_leaving_ends_what_is_under_way(loaded: LoadedConfig) -> None:
+async def test_closing_cancels_running_work(loaded: LoadedConfig) -> None:
     """A request in flight gets a retryable error, and every runner is closed, also after one that fails to close."""
 
     class Stubborn:
@@ -259,8 +259,8 @@ async def test_leaving_ends_what_is_under_way(loaded: LoadedConfig) -> None:
 
     runners: list[Runner | None] = []
     with pytest.raises(OSError, match="stuck"):
-        async with opened(loaded, "a=fake:delay_ms=9000", "b=fake:", "c=fake:") as app:
-            call = asyncio.create_task(app.gateway.run(Embed(model="a", inputs=["x"]), soon()))
+        async with open_loaded_app(loaded, "a=fake:delay_ms=9000", "b=fake:", "c=fake:") as app:
+            call = asyncio.create_task(app.gateway.run(Embed(model="a", inputs=["x"]), new_context()))
             await asyncio.sleep(0.01)
             middle = app.gateway.registry.find("b")
             middle.runner = cast(Runner, Stubborn(cast(Runner, middle.runner)))
@@ -284,10 +284,10 @@ async def test_local_replicas_must_hold_the_same_weights(tmp_path: Path, monkeyp
         await open_local("x", addresses, Settings(home=str(tmp_path)))
 
 
-async def test_no_default_model_where_none_is_wanted(tmp_path: Path) -> None:
-    """A server without models answers, is ready, and says what to do; models are loaded by the API."""
+async def test_the_default_model_can_be_disabled(tmp_path: Path) -> None:
+    """A server without models is ready and states the next step; models are loaded by the API."""
     table = '[models."small"]\nbackends = ["fake:dimension=8"]\n'
-    async with opened(await settings(tmp_path, table, default_model=False)) as app:
+    async with open_loaded_app(await settings(tmp_path, table, default_model=False)) as app:
         assert (states(app), app.gateway.ready()) == ({}, True)
         with pytest.raises(ModelNotFound, match="no model is served: start one"):
             await vector(app, "", "x")
@@ -309,8 +309,8 @@ async def test_a_failed_load_by_api_is_reported_and_retried(
         opened_.append(name)
         raise AssertionError("it has no files")
 
-    opening(monkeypatch, open_, prepared)
-    async with opened(loaded, "fake:") as app:
+    patch_opening(monkeypatch, open_, prepared)
+    async with open_loaded_app(loaded, "fake:") as app:
         assert app.gateway.lifecycle is not None
         for _ in range(2):
             with pytest.raises(SourceError, match="the hub is away"):

@@ -52,9 +52,9 @@ SOMETHING: Mapping[str, Any] = {"truncation_direction": "left", "truncation_side
 
 @pytest.fixture
 async def app() -> AsyncIterator[App]:
-    async with open_app(load({}, {}), ["fake:", "ranker=fake:labels=1"]) as made:
-        await made.wait_until_loaded()
-        yield made
+    async with open_app(load({}, {}), ["fake:", "ranker=fake:labels=1"]) as application:
+        await application.wait_until_loaded()
+        yield application
 
 
 async def post(app: App, path: str, body: dict[str, Any]) -> Answer:
@@ -64,16 +64,16 @@ async def post(app: App, path: str, body: dict[str, Any]) -> Answer:
     return exchange.answer()
 
 
-def refused(answer: Answer, name: str) -> None:
+def assert_refused(answer: Answer, name: str) -> None:
     assert 400 <= answer.status < 500, (name, answer.body)
     assert name in answer.body.decode(), answer.body
 
 
 @pytest.mark.parametrize("path", GENERATION)
-async def test_samplers_that_no_model_here_has(app: App, path: str) -> None:
+async def test_unsupported_samplers_are_refused(app: App, path: str) -> None:
     """Each is refused by name unless its value is neutral; unknown fields are ignored."""
     for name, neutral in UNSUPPORTED_FIELDS.items():
-        refused(await post(app, path, {**GENERATION[path], name: "something"}), name)
+        assert_refused(await post(app, path, {**GENERATION[path], name: "something"}), name)
         for value in (None, *neutral):
             answer = await post(app, path, {**GENERATION[path], name: value})
             assert answer.status == 200, (name, value, answer.body)
@@ -84,7 +84,7 @@ async def test_samplers_that_no_model_here_has(app: App, path: str) -> None:
 async def test_options_of_ollama(app: App, path: str) -> None:
     """Options of other servers are refused unless they have no effect."""
     for name, neutral in UNSUPPORTED_OPTIONS.items():
-        refused(await post(app, path, {**OLLAMA[path], "options": {name: 0.5}}), name)
+        assert_refused(await post(app, path, {**OLLAMA[path], "options": {name: 0.5}}), name)
         for value in (None, *neutral):
             assert (await post(app, path, {**OLLAMA[path], "options": {name: value}})).status == 200
     assert (await post(app, path, {**OLLAMA[path], "options": {"num_ctx": 4096, "made_up": 1}})).status == 200
@@ -97,8 +97,8 @@ async def test_fields_of_other_servers(app: App, dialect: str) -> None:
         assert (await post(app, path, {**body, "made_up": 5})).status == 200
         for name, neutral in KNOWN_FIELDS[dialect].items():
             answer = await post(app, path, {**body, name: SOMETHING.get(name, "something")})
-            if answer.status != 200:  # else it works: tests of the route itself say how
-                refused(answer, name)
+            if answer.status != 200:  # otherwise the field works, and the tests of the route cover it
+                assert_refused(answer, name)
             else:
                 assert name in ("truncation_direction", "truncation_side"), (path, name)
             for value in (None, *neutral):
@@ -110,7 +110,7 @@ async def test_every_table_has_its_routes() -> None:
     assert KNOWN_FIELDS.keys() == OTHERS.keys()
 
 
-async def test_the_end_that_is_cut_goes_by_both_names(app: App) -> None:
+async def test_both_names_of_the_truncation_side_work(app: App) -> None:
     """Both vLLM's and TEI's name work; contradicting values are refused."""
     body = {"model": "fake", "input": " ".join(f"w{number}" for number in range(600))}
     left = await post(app, "/v1/embeddings", {**body, "truncation_direction": "left"})

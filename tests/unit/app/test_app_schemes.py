@@ -1,4 +1,4 @@
-"""The routes that take a model's address from a client, with the real loader."""
+"""Routes that take a model's address from a client, with the real loader."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ADDRESSES = (
 
 
 @pytest.mark.parametrize("path", ROUTES)
-async def test_no_route_loads_what_is_for_the_operator(path: str) -> None:
+async def test_no_route_loads_operator_only_schemes(path: str) -> None:
     """Clients, admin or not, cannot name scripted models, folders or other servers; those come from the command line
     and the settings only."""
     async with open_app(load({}, {}), ["fake:"]) as app:

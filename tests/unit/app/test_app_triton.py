@@ -1,4 +1,4 @@
-"""The composition root over a Triton in this process: waiting for it, serving what it offers, starting one."""
+"""The composition root over a Triton in this process: waiting for it, serving its models, starting one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from shoal.models.store import Store
 from shoal.observability.metrics import PrometheusObserver
 from shoal.types import ModelStats
 from tests.fakes.triton import FakeModel, FakeTriton
-from tests.unit.app.test_app import LOCAL, at_hand, opened, opening, settings, states, vector
+from tests.unit.app.test_app import LOCAL, files_present, open_loaded_app, patch_opening, settings, states, vector
 from tests.unit.backends.triton.open.kit import grpc_in_use, reads, stored_model, text_model, until
 from tests.unit.backends.triton.open.kit import vector_of as triton_vector_of
 from tests.unit.models.checkpoints import HIDDEN
@@ -48,7 +48,7 @@ def loaded() -> LoadedConfig:
 
 @pytest.fixture
 async def triton(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeTriton]:
-    """Nobody pauses between looks at it."""
+    """A Triton that is checked without pauses."""
     monkeypatch.setattr(discovery, "POLL_INTERVAL_S", 0.001)
     monkeypatch.setattr(discovery, "RETRY_INTERVAL_S", 0.001)
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
@@ -58,7 +58,7 @@ async def triton(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeTriton]:
 
 
 async def test_a_named_model_is_waited_for(loaded: LoadedConfig, triton: FakeTriton) -> None:
-    """Shoal answers meanwhile, not ready, and its refusals say what for; on leaving the model stays loaded."""
+    """Meanwhile Shoal is not ready, and errors name the model's server; at shutdown the model stays loaded."""
     triton.add(text_model("emb"))
     await triton.stop()
     async with open_app(loaded, [f"triton://{triton.target}#emb", "fake:"]) as app:
@@ -79,11 +79,12 @@ async def test_a_named_model_is_waited_for(loaded: LoadedConfig, triton: FakeTri
     assert triton.models["emb"].state == "READY"
 
 
-async def test_whatever_a_server_offers_is_served(
+async def test_all_offered_models_are_served(
     loaded: LoadedConfig, triton: FakeTriton, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not ready until it was asked; then models come as they are loaded there. What cannot be served is said
-    once."""
+    """Shoal is not ready until the first listing; then models are served as Triton loads them. Unsupported models are
+    logged once.
+    """
     address = f"triton://{triton.target}"
     triton.add(text_model("emb"))
     triton.add(FakeModel("llm", config=pb.ModelConfig(name="llm", backend="vllm")))
@@ -101,16 +102,16 @@ async def test_whatever_a_server_offers_is_served(
         triton.add(text_model("org~late"))
         await until(lambda: states(app).get("org/late") == "ready")
         looks = triton.calls["RepositoryIndex"]
-        await triton.called("RepositoryIndex", looks + 3)
+        await triton.wait_for_calls("RepositoryIndex", looks + 3)
     messages = [record.getMessage() for record in caplog.records if f"of {address}" in record.getMessage()]
     assert [line.split(" of ")[0] for line in messages] == ["emb", "llm", "org/late"]
     assert "is not served: Triton's model 'llm' generates text" in messages[1]
 
 
-async def test_while_what_a_server_offers_loads_its_names_are_known(
+async def test_names_of_offered_models_are_known_while_they_load(
     loaded: LoadedConfig, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another name is unknown for good, and nobody is to come again for it."""
+    """Any other name is permanently unknown, not a retryable error."""
     triton.add(text_model("emb"))
     release, real = asyncio.Event(), ModelLoader.open
 
@@ -130,10 +131,10 @@ async def test_while_what_a_server_offers_loads_its_names_are_known(
         await until(app.gateway.ready)
 
 
-async def test_a_name_that_is_taken_keeps_no_other_away(
+async def test_a_name_conflict_blocks_no_other_model(
     tmp_path: Path, triton: FakeTriton, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By a model of the command line it is simply served already; by an alias it is said."""
+    """A name from the command line counts as already served; a conflict with an alias is logged."""
     toml = '[models."b"]\naliases = ["fake"]\n'
     for name in ("fake", "b", "c"):
         triton.add(text_model(name))
@@ -146,8 +147,8 @@ async def test_a_name_that_is_taken_keeps_no_other_away(
     assert "the name 'fake' is used by two models" in caplog.text
 
 
-async def test_what_was_unloaded_there_by_api_does_not_come_back(loaded: LoadedConfig, triton: FakeTriton) -> None:
-    """It is not offered any more."""
+async def test_models_unloaded_by_api_stay_unloaded(loaded: LoadedConfig, triton: FakeTriton) -> None:
+    """The model is no longer offered."""
     triton.add(text_model("emb"))
     async with open_app(loaded, [f"triton://{triton.target}"]) as app:
         await until(lambda: states(app) == {"emb": "ready"})
@@ -155,30 +156,30 @@ async def test_what_was_unloaded_there_by_api_does_not_come_back(loaded: LoadedC
         await app.gateway.lifecycle.unload("emb").wait()
         assert triton.models["emb"].state == "UNAVAILABLE"
         looks = triton.calls["RepositoryIndex"]
-        await triton.called("RepositoryIndex", looks + 3)
+        await triton.wait_for_calls("RepositoryIndex", looks + 3)
         assert states(app) == {}
 
 
-async def test_a_triton_of_its_own_that_cannot_start(
+async def test_own_triton_start_failure_fails_its_models(
     tmp_path: Path, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The models that were meant for it say why; the others serve."""
+    """Models for this Triton fail with the reason; others are served."""
 
-    def nowhere(*args: Any) -> Any:
+    def fail_to_start(*args: Any) -> Any:
         raise SetupError("there is no Triton for this machine")
 
-    opening(monkeypatch, at_hand)
-    monkeypatch.setattr(host_module, "run_triton", nowhere)
+    patch_opening(monkeypatch, files_present)
+    monkeypatch.setattr(host_module, "run_triton", fail_to_start)
     chosen = await settings(tmp_path, triton=True, home=str(tmp_path / "home"))
-    async with opened(chosen, LOCAL, "good=fake:") as app:
+    async with open_loaded_app(chosen, LOCAL, "good=fake:") as app:
         assert states(app) == {"slow": "failed", "good": "ready"}
         assert app.gateway.model("slow").error == "there is no Triton for this machine"
 
 
-async def test_a_triton_of_its_own_takes_local_models(
+async def test_own_triton_serves_local_models(
     tmp_path: Path, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Written into its repository while it starts, and asked there."""
+    """They are written to its repository while it starts, and loaded there."""
     there = asyncio.Event()
 
     @asynccontextmanager
@@ -205,8 +206,8 @@ async def test_a_triton_of_its_own_takes_local_models(
         assert (await vector(app, "slow", "fish")).shape == (HIDDEN,)
 
 
-class Counting:
-    """A runner whose backend counts, and is away when it is told to be."""
+class CountingRunner:
+    """A runner with backend counters, which can be made unreachable."""
 
     def __init__(self) -> None:
         self.items = 41
@@ -220,16 +221,18 @@ class Counting:
         return [ModelStats(name="emb", inference_count=self.items)]
 
 
-async def test_what_backends_count_is_among_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked in the background, so that a scrape waits for no other machine; one that is away does not end that."""
+async def test_backend_counters_are_among_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counters are polled in the background, so a scrape never waits for another machine; an unreachable backend does
+    not end the polling.
+    """
     monkeypatch.setattr(app_module, "STATISTICS_INTERVAL_S", 0.001)
-    registry, observer, runner = Registry(), PrometheusObserver(), Counting()
+    registry, observer, runner = Registry(), PrometheusObserver(), CountingRunner()
     registry.add(model := Model("emb"))
     model.runner = cast(Runner, runner)
     asking = asyncio.create_task(app_module._poll_statistics(registry, observer))
 
     async def two_checks() -> None:
-        for _ in range(2):  # what the first one answered is in its place by the second
+        for _ in range(2):  # the second check sees the result of the first
             runner.started.clear()
             await runner.started.wait()
 
@@ -248,38 +251,38 @@ async def test_what_backends_count_is_among_the_metrics(monkeypatch: pytest.Monk
 
 
 async def test_a_table_may_be_loaded_later(tmp_path: Path, triton: FakeTriton) -> None:
-    """Its server is named nowhere else."""
+    """No argument names its server."""
     triton.add(text_model("emb"))
     toml = f'[models."far"]\nbackends = ["triton://{triton.target}#emb"]\n'
-    async with opened(await settings(tmp_path, toml, models=["fake:"]), "fake:") as app:
+    async with open_loaded_app(await settings(tmp_path, toml, models=["fake:"]), "fake:") as app:
         assert app.gateway.lifecycle is not None
         await app.gateway.lifecycle.load("far").wait()
         assert np.array_equal(await vector(app, "far", "x"), triton_vector_of("x"))
 
 
 async def test_one_triton_at_a_time() -> None:
-    """Both flags contradict each other; a preset's address gives way to a server of its own."""
+    """The two flags contradict each other; a preset's address gives way to an own server."""
     loaded = await asyncio.to_thread(load, {"triton": True, "triton_url": "localhost:1"}, {})
-    with pytest.raises(ConfigError, match="choose one of them"):
+    with pytest.raises(ConfigError, match="set only one of them"):
         async with open_app(loaded, ["fake:"]):
             raise AssertionError
 
 
-async def test_a_look_that_fails_in_an_unforeseen_way_is_not_the_last(
+async def test_checks_continue_after_an_unexpected_error(
     loaded: LoadedConfig, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log has the mistake, readiness says that there is one, and the next look is as good as any."""
+    """The log has the error, readiness reports it, and checks continue."""
     triton.add(text_model("emb"))
     real, looks = ModelLoader.list_offers, 0
 
-    async def offered(self: ModelLoader, address: Any) -> Any:
+    async def raise_on_list(self: ModelLoader, address: Any) -> Any:
         nonlocal looks
         looks += 1
         if looks == 1:
             raise RecursionError("too deep")
         return await real(self, address)
 
-    monkeypatch.setattr(ModelLoader, "list_offers", offered)
+    monkeypatch.setattr(ModelLoader, "list_offers", raise_on_list)
     address = f"triton://{triton.target}"
     async with open_app(loaded, [address]) as app:
         await until(lambda: "could not be processed" in app.gateway.pending_sources.get(address, ""))

@@ -1,4 +1,4 @@
-"""Requests that arrive before the servers named at startup have answered for the first time."""
+"""Requests that arrive before the servers named at startup have responded for the first time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.core.conftest import until
 
 @pytest.fixture
 async def tei() -> AsyncIterator[FakeTei]:
-    """Its first answer is held back."""
+    """A server whose first response is delayed."""
     async with FakeTei() as server:
         server.info_gate.clear()
         yield server
@@ -42,8 +42,8 @@ def vector_of(answer: Answer) -> Any:
 
 
 @pytest.mark.parametrize("named", [False, True])
-async def test_a_request_waits_for_the_first_answer(tei: FakeTei, named: bool) -> None:
-    """Of a server whose models are asked for, and of one that a model is named on; others' requests do not wait."""
+async def test_a_request_waits_for_the_first_response(tei: FakeTei, named: bool) -> None:
+    """Requests wait for servers with an unknown model list and for those of a named model; others do not wait."""
     address, name = (f"m={tei.address}", "m") if named else (tei.address, "org/model")
     async with open_app(load({}, {}), ["other=fake:", address]) as app:
         pending = asyncio.create_task(embed(app, name))
@@ -56,7 +56,7 @@ async def test_a_request_waits_for_the_first_answer(tei: FakeTei, named: bool) -
 
 @pytest.mark.parametrize("named", [False, True])
 async def test_the_deadline_bounds_the_wait(tei: FakeTei, named: bool) -> None:
-    """Then the answer says what the model waits for, and to come again."""
+    """After the deadline the error names the server and asks to retry."""
     address = f"m={tei.address}" if named else tei.address
     async with open_app(load({}, {}), [address]) as app:
         answer = await embed(app, "m", x_request_timeout="0.05")
@@ -67,8 +67,8 @@ async def test_the_deadline_bounds_the_wait(tei: FakeTei, named: bool) -> None:
 
 @pytest.mark.parametrize("scheme", ["tei+http", "openai+http", "triton"])
 @pytest.mark.parametrize("named", [False, True])
-async def test_a_server_that_refuses_has_answered(scheme: str, named: bool, unused_tcp_port: int) -> None:
-    """Every backend says why at once, long before the deadline."""
+async def test_a_refusal_ends_the_wait(scheme: str, named: bool, unused_tcp_port: int) -> None:
+    """Every backend reports the reason at once, long before the deadline."""
     address = f"{scheme}://127.0.0.1:{unused_tcp_port}" + ("#m" if named else "")
     async with grpc_in_use(), open_app(load({}, {}), [f"m={address}" if named else address]) as app:
         answer = await asyncio.wait_for(embed(app, "m"), 20)

@@ -1,4 +1,4 @@
-"""Names to plans, plans to runners: what each name means, and what a load is made of."""
+"""Model names to load plans, load plans to runners: name resolution and the steps of a load."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ aliases = ["there"]
 
 
 class Notes:
-    """A report: what was said, in order."""
+    """A progress report that records its messages in order."""
 
     def __init__(self) -> None:
         self.reports: list[tuple[str, float | None, float | None]] = []
@@ -104,13 +104,13 @@ Make = Callable[..., ModelLoader]
 
 @pytest.fixture
 def make(tmp_path: Path, home: Path) -> Any:
-    """Loaders over a configuration file."""
+    """Return a function that creates loaders over a configuration file."""
     threads = Threads("prepare", 1)
 
-    def made(toml: str = TABLES, *, flags: dict[str, Any] | None = None, **parts: Any) -> ModelLoader:
-        return loader_of(settled(tmp_path, home, toml, flags), threads, **parts)
+    def make_loader(toml: str = TABLES, *, flags: dict[str, Any] | None = None, **parts: Any) -> ModelLoader:
+        return loader_of(load_config(tmp_path, home, toml, flags), threads, **parts)
 
-    yield made
+    yield make_loader
     threads.close()
 
 
@@ -119,7 +119,7 @@ def loader_of(loaded: LoadedConfig, threads: Threads, **parts: Any) -> ModelLoad
     return ModelLoader(ModelResources(loaded, Observer(), threads, caches=caches, queues=RunningLanes(), **parts))
 
 
-def settled(tmp_path: Path, home: Path, toml: str = "", flags: dict[str, Any] | None = None) -> LoadedConfig:
+def load_config(tmp_path: Path, home: Path, toml: str = "", flags: dict[str, Any] | None = None) -> LoadedConfig:
     file = tmp_path / "shoal.toml"
     file.write_text(toml)
     return load({"home": str(home), "offline": True} | (flags or {}), {}, file)
@@ -154,23 +154,23 @@ class TritonLoader:
 @pytest.fixture
 async def triton_loader(triton: FakeTriton, tmp_path: Path, make: Make) -> AsyncIterator[TritonLoader]:
     (tmp_path / "repository").mkdir()
-    made = await asyncio.to_thread(TritonLoader, make, triton, tmp_path / "repository")
-    await made.backend.start()
-    yield made
-    await made.backend.aclose()
+    triton_loader = await asyncio.to_thread(TritonLoader, make, triton, tmp_path / "repository")
+    await triton_loader.backend.start()
+    yield triton_loader
+    await triton_loader.backend.aclose()
 
 
 @pytest.fixture
-async def pushing(triton: FakeTriton, make: Make) -> AsyncIterator[TritonLoader]:
-    made = await asyncio.to_thread(TritonLoader, make, triton, None)
-    await made.backend.start()
-    yield made
-    await made.backend.aclose()
+async def push_loader(triton: FakeTriton, make: Make) -> AsyncIterator[TritonLoader]:
+    triton_loader = await asyncio.to_thread(TritonLoader, make, triton, None)
+    await triton_loader.backend.start()
+    yield triton_loader
+    await triton_loader.backend.aclose()
 
 
 @pytest.fixture
-def prepares(monkeypatch: pytest.MonkeyPatch, store: Store) -> list[str]:
-    """Stands for fetching: the addresses that were asked for, each then a model of the store."""
+def prepared_addresses(monkeypatch: pytest.MonkeyPatch, store: Store) -> list[str]:
+    """Replace the download; return the requested addresses, each of which is stored as a model."""
     addresses: list[str] = []
 
     def put(address: Address) -> StoredModel:
@@ -185,7 +185,7 @@ def prepares(monkeypatch: pytest.MonkeyPatch, store: Store) -> list[str]:
     return addresses
 
 
-def soon() -> Context:
+def new_context() -> Context:
     return Context(id="r", deadline=time.monotonic() + 30, client="c")
 
 
@@ -200,12 +200,12 @@ class TestBackends:
         loader = make()
         assert loader.resolve("org/name", LoadOptions()).backend == "local"
         error = refusal(lambda: loader.resolve("org/name", LoadOptions(backend="triton")))
-        assert "start Shoal with --triton, or name one with --triton-url" in error.message
+        assert "start Shoal with --triton, or set --triton-url" in error.message
         assert error.param == "backend"
         assert refusal(lambda: loader.resolve("org/there", LoadOptions())).param == "backend"
 
-    async def test_with_triton_they_run_there(self, triton_loader: TritonLoader) -> None:
-        """Unless a table or the caller says otherwise."""
+    async def test_with_triton_models_run_in_triton(self, triton_loader: TritonLoader) -> None:
+        """A table or the caller may override this."""
         loader = triton_loader.loader
         assert loader.resolve("org/name", LoadOptions()).backend == "triton"
         assert loader.resolve("org/here", LoadOptions()).backend == "local"
@@ -221,7 +221,7 @@ class TestBackends:
             ("far", "local", "runs only on triton: omit"),
         ],
     )
-    def test_options_that_cannot_be(self, make: Make, name: str, backend: str, words: str) -> None:
+    def test_invalid_options_are_refused(self, make: Make, name: str, backend: str, words: str) -> None:
         error = refusal(lambda: make().resolve(name, LoadOptions(backend=backend)))
         assert words in error.message
         assert error.param == "backend"
@@ -229,44 +229,44 @@ class TestBackends:
 
 class TestFetching:
     async def test_files_are_prepared_and_reported(
-        self, make: Make, prepares: list[str], notes: Notes, home: Path
+        self, make: Make, prepared_addresses: list[str], notes: Notes, home: Path
     ) -> None:
-        """The first time something changed; then it is all there."""
+        """Changes are reported on the first call; afterwards the files are present."""
         loader = await asyncio.to_thread(make)
         plan = loader.resolve("org/name", LoadOptions())
         first = await loader.fetch(plan, notes)
         again = await loader.fetch(plan, notes)
         assert (first.changed, first.size > 0) == (True, True)
-        assert prepares == ["hf:org/name"] * 2
+        assert prepared_addresses == ["hf:org/name"] * 2
         await until(lambda: ("converting", 1.0) in notes.shares)
         assert again.size == first.size
 
-    async def test_a_bare_name_means_what_the_store_has(
-        self, make: Make, prepares: list[str], notes: Notes, store: Store
+    async def test_a_bare_name_means_the_stored_model(
+        self, make: Make, prepared_addresses: list[str], notes: Notes, store: Store
     ) -> None:
-        """Under whatever address it was pulled; with a revision exactly that is meant."""
+        """For any address it was pulled from; a revision selects exactly that revision."""
         await asyncio.to_thread(stored_model, store, "pypi:small")
         loader = await asyncio.to_thread(make)
         fetched = await loader.fetch(loader.resolve("small", LoadOptions()), notes)
         assert (fetched.changed, fetched.source) == (False, "pypi:small")
         assert (await loader.fetch(loader.resolve("small@v1", LoadOptions()), notes)).source == "hf:small@v1"
         assert not (await loader.fetch(loader.resolve("hf:small", LoadOptions()), notes)).source
-        assert prepares == ["pypi:small", "hf:small@v1", "hf:small"]
+        assert prepared_addresses == ["pypi:small", "hf:small@v1", "hf:small"]
 
-    async def test_so_does_a_bare_name_at_the_start(
-        self, make: Make, prepares: list[str], notes: Notes, store: Store
+    async def test_a_bare_name_at_startup_means_the_stored_model(
+        self, make: Make, prepared_addresses: list[str], notes: Notes, store: Store
     ) -> None:
-        """Also behind a name of its own; what was pulled from that very address comes before what is newer."""
+        """Also under another served name; a model pulled from that exact address wins over a newer one."""
         await asyncio.to_thread(stored_model, store, "pypi:small")
         await asyncio.to_thread(stored_model, store, "hf:org/name")
         await asyncio.to_thread(stored_model, store, "hf:org/name@v2", created=2**40)
         loader = await asyncio.to_thread(make)
         for text in ("small", "mine=small", "org/name", "hf:small", "default=all-MiniLM-L6-v2"):
             await loader.fetch(loader.plan(parse_served(text)), notes)
-        assert prepares == ["pypi:small", "pypi:small", "hf:org/name", "hf:small", DEFAULT_MODEL]
+        assert prepared_addresses == ["pypi:small", "pypi:small", "hf:org/name", "hf:small", DEFAULT_MODEL]
 
-    def test_aliases_at_the_start(self, make: Make) -> None:
-        """The default model's, and those of tables."""
+    def test_aliases_at_startup(self, make: Make) -> None:
+        """Aliases of the default model, and of tables."""
         loader = make('[models."org/name"]\naliases = ["short"]\n')
         plan = loader.plan(parse_served("all-MiniLM-L6-v2"))
         assert (plan.name, plan.source, plan.aliases) == (DEFAULT_MODEL[3:], DEFAULT_MODEL, ("all-MiniLM-L6-v2",))
@@ -274,14 +274,14 @@ class TestFetching:
         assert (plan.name, plan.source, plan.aliases) == ("org/name", "hf:org/name", ("short",))
         assert loader.resolve("short", LoadOptions()).name == "org/name"
 
-    async def test_a_pair_of_open_clips_names_is_its_repository(
-        self, make: Make, prepares: list[str], notes: Notes, store: Store
+    async def test_an_open_clip_name_pair_means_its_repository(
+        self, make: Make, prepared_addresses: list[str], notes: Notes, store: Store
     ) -> None:
-        """Under the pair's name, for a client and at the start; what the store has by that name comes first."""
-        pair, found = "ViT-B-32/laion2b_s34b_b79k", "hf:laion/CLIP-ViT-B-32-laion2B-s34B-b79K"
+        """Under the pair's name, for a client and at startup; a stored model with that name wins."""
+        pair, address = "ViT-B-32/laion2b_s34b_b79k", "hf:laion/CLIP-ViT-B-32-laion2B-s34B-b79K"
         loader = await asyncio.to_thread(make)
         for plan in (loader.resolve(pair, LoadOptions()), loader.plan(parse_served(pair))):
-            assert (plan.name, plan.source) == (pair, found)
+            assert (plan.name, plan.source) == (pair, address)
             await loader.fetch(plan, notes)
         plan = loader.resolve("ViT-B-32/openai@main", LoadOptions())
         assert (plan.name, plan.source) == ("ViT-B-32/openai", "hf:timm/vit_base_patch32_clip_224.openai@main")
@@ -290,50 +290,52 @@ class TestFetching:
         assert loader.resolve("ViT-B-32/mine", LoadOptions()).source == "hf:ViT-B-32/mine"
         await asyncio.to_thread(stored_model, store, "hf:ViT-L-14/openai")
         await loader.fetch(loader.resolve("ViT-L-14/openai", LoadOptions()), notes)
-        assert prepares == [found, found, "hf:ViT-L-14/openai"]
+        assert prepared_addresses == [address, address, "hf:ViT-L-14/openai"]
 
-    async def test_a_table_of_a_pairs_name_comes_first(self, make: Make) -> None:
+    async def test_a_table_of_the_pairs_name_wins(self, make: Make) -> None:
         loader = await asyncio.to_thread(make, '[models."ViT-B-32/openai"]\nbackends = ["file:/tmp/mine"]\n')
         assert loader.resolve("ViT-B-32/openai", LoadOptions()).source == "file:/tmp/mine"
 
-    async def test_other_servers_models_have_no_files(self, make: Make, prepares: list[str], notes: Notes) -> None:
+    async def test_other_servers_models_have_no_files(
+        self, make: Make, prepared_addresses: list[str], notes: Notes
+    ) -> None:
         loader = await asyncio.to_thread(make)
         for name in ("far", "twins"):
             assert not (await loader.fetch(loader.resolve(name, LoadOptions()), notes)).changed
-        assert not prepares
+        assert not prepared_addresses
 
-    async def test_what_tritons_repository_has_needs_none(
-        self, triton_loader: TritonLoader, prepares: list[str], notes: Notes, tmp_path: Path
+    async def test_models_in_the_triton_repository_need_no_preparation(
+        self, triton_loader: TritonLoader, prepared_addresses: list[str], notes: Notes, tmp_path: Path
     ) -> None:
-        """A model that Shoal did not make, by its bare name alone."""
+        """Only by the bare name of a model that Shoal did not write."""
         (tmp_path / "repository" / "theirs").mkdir()
         loader = triton_loader.loader
         assert not (await loader.fetch(loader.resolve("theirs", LoadOptions()), notes)).changed
-        assert not prepares
+        assert not prepared_addresses
         await loader.fetch(loader.resolve("hf:theirs", LoadOptions()), notes)
-        assert prepares == ["hf:theirs"]
+        assert prepared_addresses == ["hf:theirs"]
 
-    async def test_nor_what_another_shoal_made(
-        self, triton_loader: TritonLoader, prepares: list[str], notes: Notes, tmp_path: Path
+    async def test_models_of_another_shoal_need_no_preparation(
+        self, triton_loader: TritonLoader, prepared_addresses: list[str], notes: Notes, tmp_path: Path
     ) -> None:
-        """As long as there are no files of it here."""
+        """If this store has no files of the model."""
         elsewhere = await asyncio.to_thread(stored_model, Store(tmp_path / "elsewhere"))
         await triton_loader.host.write("org/mini", elsewhere, triton_loader.loader.loaded.settings)
         plan = triton_loader.loader.resolve("hf:org/mini", LoadOptions())
         assert not (await triton_loader.loader.fetch(plan, notes)).changed
-        assert not prepares
+        assert not prepared_addresses
 
-    async def test_a_triton_that_is_away_does_not_keep_from_downloading(
-        self, pushing: TritonLoader, triton: FakeTriton, prepares: list[str], notes: Notes
+    async def test_an_unreachable_triton_does_not_prevent_downloads(
+        self, push_loader: TritonLoader, triton: FakeTriton, prepared_addresses: list[str], notes: Notes
     ) -> None:
         await triton.stop()
-        await pushing.loader.fetch(pushing.loader.resolve("org/name", LoadOptions()), notes)
-        assert prepares == ["hf:org/name"]
+        await push_loader.loader.fetch(push_loader.loader.resolve("org/name", LoadOptions()), notes)
+        assert prepared_addresses == ["hf:org/name"]
 
     async def test_cancelling_waits_for_the_work(
         self, make: Make, monkeypatch: pytest.MonkeyPatch, notes: Notes
     ) -> None:
-        """And leaves nothing running."""
+        """No work continues after the cancellation."""
         begun, over = asyncio.Event(), False
 
         async def prepared(*args: Any) -> Any:
@@ -357,12 +359,12 @@ class TestFetching:
 
 
 async def vectors(runner: Any, *texts: str) -> Any:
-    return (await runner.run(Embed(model="m", inputs=list(texts), normalize=False), soon())).vectors
+    return (await runner.run(Embed(model="m", inputs=list(texts), normalize=False), new_context())).vectors
 
 
 class TestOpening:
     async def test_scripted_models(self, make: Make, notes: Notes) -> None:
-        """Replicas share a lane, whose queue the metrics see until it is closed."""
+        """Replicas share a lane, whose queue is in the metrics until the lane closes."""
         loader = await asyncio.to_thread(make)
         plan = loader.resolve("twins", LoadOptions())
         runner = await loader.open(plan, notes)
@@ -373,7 +375,7 @@ class TestOpening:
         assert not runner.ready()
 
     async def test_local_models(self, make: Make, notes: Notes, monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
-        """From the address that the store has a bare name from, with the settings of the model's table."""
+        """From the stored address of a bare name, with the settings of the model's table."""
         calls: list[Any] = []
 
         async def open_local(name: str, addresses: Any, settings: Any, progress: Progress, *, table: Any) -> Any:
@@ -401,10 +403,10 @@ class TestOpening:
         assert calls == [("small", ["pypi:small"]), ("pair", ["hf:org/a", "hf:org/b"])]
         await until(lambda: ("compiling", 0.5) in notes.shares)
 
-    async def test_a_language_model_whose_table_is_wrong(
+    async def test_an_invalid_language_model_table_closes_its_process(
         self, make: Make, notes: Notes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """What was opened, a process with the whole model, is closed again."""
+        """The process that already has the model loaded is closed."""
         closed: list[bool] = []
 
         class ClosableGenerator(FakeGenerator):
@@ -422,7 +424,7 @@ class TestOpening:
         monkeypatch.setattr(shoal.backends.local.open, "prepare_async", prepared)
         monkeypatch.setattr(shoal.backends.genai.open, "open_llm", open_llm)
         loader = await asyncio.to_thread(make, '[models."org/talks".sampling]\ntemperatur = 0.5\n')
-        with pytest.raises(ConfigError, match="'temperatur' is no sampling field"):
+        with pytest.raises(ConfigError, match="'temperatur' is not a sampling field"):
             await loader.open(loader.resolve("org/talks", LoadOptions()), notes)
         assert closed == [True]
 
@@ -432,7 +434,7 @@ class TestOpening:
             await loader.open(loader.plan(parse_served("x=fake:,hf:org/a")), notes)
 
     async def test_models_of_other_servers(self, make: Make, triton: FakeTriton, notes: Notes, tmp_path: Path) -> None:
-        """As many replicas as addresses; unloading takes the model off them."""
+        """One replica per address; unloading removes the model."""
         triton.add(text_model("emb"))
         toml = f'[models."far"]\nbackends = ["triton://{triton.target}#emb"]\n'
         loader = await asyncio.to_thread(make, toml)
@@ -444,10 +446,10 @@ class TestOpening:
         assert triton.models["emb"].state == "UNAVAILABLE"
         await loader._backends.aclose()
 
-    async def test_a_model_of_files_is_put_into_triton(
-        self, triton_loader: TritonLoader, triton: FakeTriton, prepares: list[str], notes: Notes
+    async def test_a_local_model_is_written_to_triton(
+        self, triton_loader: TritonLoader, triton: FakeTriton, prepared_addresses: list[str], notes: Notes
     ) -> None:
-        """Written, loaded and asked; its texts are tokenised here."""
+        """The model is written, loaded and called; Shoal tokenizes its texts."""
         plan = triton_loader.loader.resolve("org/name", LoadOptions())
         runner = await triton_loader.loader.open(plan, notes)
         assert (await vectors(runner, "fish")).shape == (1, HIDDEN)
@@ -461,40 +463,45 @@ class TestOpening:
         assert triton.models["org~name"].state == "UNAVAILABLE"
         assert await triton_loader.host.find_entry("org/name") is not None
 
-    async def test_by_push_where_there_is_no_folder(
-        self, pushing: TritonLoader, triton: FakeTriton, prepares: list[str], notes: Notes
+    async def test_without_a_folder_files_are_pushed(
+        self, push_loader: TritonLoader, triton: FakeTriton, prepared_addresses: list[str], notes: Notes
     ) -> None:
-        """After an unload nothing of it is remembered."""
+        """After an unload nothing of the model remains."""
         triton.add(token_model("org~name", HIDDEN, loaded=False, pushed=True))
-        plan = pushing.loader.resolve("org/name", LoadOptions())
-        runner = await pushing.loader.open(plan, notes)
+        plan = push_loader.loader.resolve("org/name", LoadOptions())
+        runner = await push_loader.loader.open(plan, notes)
         assert (await vectors(runner, "fish")).shape == (1, HIDDEN)
-        await pushing.loader.close(plan, runner)
-        assert pushing.host._pushed_specs == {}
+        await push_loader.loader.close(plan, runner)
+        assert push_loader.host._pushed_specs == {}
 
-    async def test_what_is_in_the_repository_is_taken_as_it_is(
-        self, pushing: TritonLoader, triton: FakeTriton, prepares: list[str], notes: Notes
+    async def test_models_in_the_repository_are_used_unchanged(
+        self, push_loader: TritonLoader, triton: FakeTriton, prepared_addresses: list[str], notes: Notes
     ) -> None:
-        """A bare name means the model that is there; nothing is pushed over it."""
+        """A bare name selects the existing model; nothing is pushed over it."""
         triton.add(text_model("theirs", loaded=False))
-        plan = pushing.loader.resolve("theirs", LoadOptions())
-        runner = await pushing.loader.open(plan, notes)
+        plan = push_loader.loader.resolve("theirs", LoadOptions())
+        runner = await push_loader.loader.open(plan, notes)
         assert np.array_equal(await vectors(runner, "a"), [triton_vector_of("a")])
-        assert not prepares
-        await pushing.loader.close(plan, runner)
+        assert not prepared_addresses
+        await push_loader.loader.close(plan, runner)
 
-    async def test_a_model_named_for_a_triton_that_there_is_not(self, make: Make, notes: Notes) -> None:
-        """At the start, by a setting: the model fails and says what to do."""
+    async def test_a_model_for_a_missing_triton_fails(self, make: Make, notes: Notes) -> None:
+        """If a setting names Triton at startup, the model fails and the error gives the next step."""
         loader = await asyncio.to_thread(make)
-        with pytest.raises(ConfigError, match="start Shoal with --triton, or name one with --triton-url"):
+        with pytest.raises(ConfigError, match="start Shoal with --triton, or set --triton-url"):
             await loader.open(loader.plan(parse_served("org/there")), notes)
 
-    async def test_in_triton_a_model_has_one_address(self, triton_loader: TritonLoader, notes: Notes) -> None:
+    async def test_a_triton_model_has_one_address(self, triton_loader: TritonLoader, notes: Notes) -> None:
         with pytest.raises(ConfigError, match="set triton_instances"):
             await triton_loader.loader.open(triton_loader.loader.plan(parse_served("x=hf:org/a,hf:org/b")), notes)
 
     async def test_a_failed_open_leaves_nothing(
-        self, triton_loader: TritonLoader, triton: FakeTriton, prepares: list[str], notes: Notes, tmp_path: Path
+        self,
+        triton_loader: TritonLoader,
+        triton: FakeTriton,
+        prepared_addresses: list[str],
+        notes: Notes,
+        tmp_path: Path,
     ) -> None:
         reads(triton, tmp_path / "repository", load_error="the graph is broken")
         with pytest.raises(ShoalError, match="the graph is broken"):
@@ -502,10 +509,10 @@ class TestOpening:
         assert await triton_loader.host.find_entry("org/name") is None
         assert triton_loader.loader._resources._queues.lengths() == []
 
-    async def test_closing_closes_also_where_triton_is_away(
-        self, triton_loader: TritonLoader, triton: FakeTriton, prepares: list[str], notes: Notes
+    async def test_closing_works_while_triton_is_unreachable(
+        self, triton_loader: TritonLoader, triton: FakeTriton, prepared_addresses: list[str], notes: Notes
     ) -> None:
-        """The reason is told, and no runner is left."""
+        """The reason is reported, and no runner remains."""
         plan = triton_loader.loader.resolve("org/name", LoadOptions())
         runner = await triton_loader.loader.open(plan, notes)
         await triton.stop()
@@ -516,19 +523,19 @@ class TestOpening:
 
 
 class TestFiles:
-    async def test_entries_of_both_places(
-        self, triton_loader: TritonLoader, store: Store, prepares: list[str], tmp_path: Path
+    async def test_entries_of_store_and_triton(
+        self, triton_loader: TritonLoader, store: Store, prepared_addresses: list[str], tmp_path: Path
     ) -> None:
-        """A name that both have is Triton's."""
+        """Triton's model wins if both have the name."""
         stored = await asyncio.to_thread(stored_model, store)
         await asyncio.to_thread(stored_model, store, "pypi:small", created=2)
         await triton_loader.host.write("org/mini", stored, triton_loader.loader.loaded.settings)
-        found = {entry.name: entry for entry in await triton_loader.loader.entries()}
-        assert {name: entry.backend for name, entry in found.items()} == {"small": "local", "org/mini": "triton"}
-        assert (found["small"].source, found["small"].created) == ("pypi:small", 2)
-        assert found["small"].size == found["org/mini"].size or found["small"].size > 0
+        entries = {entry.name: entry for entry in await triton_loader.loader.entries()}
+        assert {name: entry.backend for name, entry in entries.items()} == {"small": "local", "org/mini": "triton"}
+        assert (entries["small"].source, entries["small"].created) == ("pypi:small", 2)
+        assert entries["small"].size == entries["org/mini"].size or entries["small"].size > 0
 
-    async def test_removing_takes_both(self, triton_loader: TritonLoader, store: Store, tmp_path: Path) -> None:
+    async def test_removing_deletes_from_both(self, triton_loader: TritonLoader, store: Store, tmp_path: Path) -> None:
         stored = await asyncio.to_thread(stored_model, store)
         await triton_loader.host.write("org/mini", stored, triton_loader.loader.loaded.settings)
         assert await triton_loader.loader.remove("org/mini")
@@ -558,10 +565,10 @@ class RecordingProgress(Progress):
 
 
 class TestProgress:
-    async def test_from_a_thread_to_the_job_and_to_the_terminal(self, make: Make, notes: Notes) -> None:
-        """Bytes are told ten times a second at most, and always the last; the terminal sees all."""
-        seen = RecordingProgress()
-        loader = await asyncio.to_thread(make, progress=seen)
+    async def test_progress_reaches_the_job_and_the_terminal(self, make: Make, notes: Notes) -> None:
+        """Bytes are reported at most ten times a second, and always at the end; the terminal gets every update."""
+        progress_log = RecordingProgress()
+        loader = await asyncio.to_thread(make, progress=progress_log)
         progress = loader._resources.reporter(notes)
 
         def work() -> None:
@@ -578,11 +585,11 @@ class TestProgress:
         assert notes.reports[-1] == ("verifying", None, None)
         assert notes.shares == [("verifying", 0.5)]
         assert len(notes.reports) < 20
-        assert len(seen.calls) == 103
-        assert seen.calls[-1] == ("the mirror was slow",)
+        assert len(progress_log.calls) == 103
+        assert progress_log.calls[-1] == ("the mirror was slow",)
 
-    def test_a_closed_loop_gets_no_progress(self, make: Make, notes: Notes) -> None:
-        """A thread that outlives it must not fail for that."""
+    def test_progress_after_the_loop_closed_is_dropped(self, make: Make, notes: Notes) -> None:
+        """A thread that outlives the loop must not fail."""
         loader = make()
 
         async def inside() -> Progress:

@@ -1,4 +1,4 @@
-"""What each name that a client or the command line gives means."""
+"""Meanings of model names from clients and the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.core.threads import Threads
 from shoal.errors import ConfigError
 from shoal.models.sources.pins import DEFAULT_MODEL
 from shoal.models.store import Store
-from tests.unit.app.test_loader import TABLES, loader_of, refusal, settled
+from tests.unit.app.test_loader import TABLES, load_config, loader_of, refusal
 from tests.unit.backends.triton.open.kit import stored_model
 
 Make = Callable[..., ModelLoader]
@@ -26,10 +26,10 @@ Make = Callable[..., ModelLoader]
 def make(tmp_path: Path) -> Any:
     threads = Threads("prepare", 1)
 
-    def made(*, tables: str = TABLES, **flags: Any) -> ModelLoader:
-        return loader_of(settled(tmp_path, tmp_path / "home", tables, flags), threads)
+    def make_loader(*, tables: str = TABLES, **flags: Any) -> ModelLoader:
+        return loader_of(load_config(tmp_path, tmp_path / "home", tables, flags), threads)
 
-    yield made
+    yield make_loader
     threads.close()
 
 
@@ -47,7 +47,7 @@ class TestNames:
             ("far", "far", "triton://gpu1#m"),
         ],
     )
-    def test_what_a_client_may_name(self, make: Make, name: str, expected: str, source: str) -> None:
+    def test_names_clients_may_use(self, make: Make, name: str, expected: str, source: str) -> None:
         plan = make().resolve(name, LoadOptions())
         assert (plan.name, plan.source) == (expected, source)
 
@@ -73,25 +73,25 @@ class TestNames:
             ("fake:#second", "only the operator may use addresses"),
         ],
     )
-    def test_what_it_may_not(self, make: Make, name: str, words: str) -> None:
-        """InvalidValue, also for what would be an AddressError on the command line."""
+    def test_names_clients_may_not_use(self, make: Make, name: str, words: str) -> None:
+        """The error is InvalidValue, even where the command line raises AddressError."""
         error = refusal(lambda: make().resolve(name, LoadOptions()))
         assert words in error.message
         assert error.param == "model"
 
-    def test_what_was_named_before_is_meant_again(self, make: Make) -> None:
-        """Whatever its address: the operator's name stands for it."""
+    def test_served_names_resolve_to_their_address(self, make: Make) -> None:
+        """For any address: the operator's name refers to it."""
         loader = make()
         loader.plan(parse_served("mine=file:/models/x"))
         assert loader.resolve("mine", LoadOptions()).source == "file:/models/x"
 
-    def test_tables_say_more(self, make: Make) -> None:
+    def test_tables_add_options(self, make: Make) -> None:
         plan = make(load_timeout_s=7.0).resolve("twins", LoadOptions())
         assert (plan.aliases, plan.default_for, plan.timeout_s) == (("t",), ("embed",), 7.0)
         assert (plan.backend, plan.options) == ("fake", LoadOptions())
 
     def test_the_default_model_keeps_its_short_name(self, make: Make) -> None:
-        """Under its own name alone."""
+        """Only under that name."""
         loader = make()
         assert loader.plan(parse_served(DEFAULT_MODEL)).aliases == ("all-MiniLM-L6-v2",)
         assert loader.plan(parse_served(f"mine={DEFAULT_MODEL}")).aliases == ()
@@ -99,22 +99,22 @@ class TestNames:
 
 
 class TestPlans:
-    def test_a_start_waits_for_other_servers_for_ever(self, make: Make) -> None:
-        """A load by API does not, except of a model that was named so at the start."""
+    def test_a_start_waits_for_other_servers_without_limit(self, make: Make) -> None:
+        """A load by API does not, except for a model that was named that way at startup."""
         loader = make()
         assert loader.resolve("far", LoadOptions()).timeout_s == 600.0
         assert loader.plan(parse_served("far=triton://gpu1#m")).timeout_s == 0.0
         assert loader.resolve("far", LoadOptions()).timeout_s == 0.0
         assert loader.plan(parse_served("org/name")).timeout_s == 600.0
 
-    def test_a_server_of_one_model_needs_no_more_than_a_name(self, make: Make) -> None:
+    def test_a_single_model_server_needs_only_a_name(self, make: Make) -> None:
         plan = make().plan(parse_served("x=tei+http://a,tei+https://b:8080"))
         assert (plan.name, plan.backend, plan.timeout_s) == ("x", "tei", 0.0)
         assert plan.source == "tei+http://a,tei+https://b:8080"
         assert make().resolve("upstream", LoadOptions()).backend == "tei"
 
     def test_several_servers_need_a_model(self, make: Make) -> None:
-        """What each of them offers may differ."""
+        """Each server may offer different models."""
         error = refusal(lambda: make().plan(parse_served("triton://a,triton://b")), ConfigError)
         assert "NAME=triton://a#MODEL" in error.message
         error = refusal(lambda: make().plan(parse_served("tei+http://a,tei+http://b")), ConfigError)
@@ -122,8 +122,8 @@ class TestPlans:
 
 
 @pytest.mark.parametrize("tabled", [False, True])
-async def test_the_files_of_a_pair_of_open_clip_s_names(make: Make, tmp_path: Path, tabled: bool) -> None:
-    """They are kept, and removed, as those of its repository; where a table gives the name to others, these stay."""
+async def test_files_of_an_open_clip_name_pair(make: Make, tmp_path: Path, tabled: bool) -> None:
+    """They are stored and removed under the repository; if a table gives the name to another model, they stay."""
     pair, repository = "ViT-B-32/laion2b_s34b_b79k", "laion/CLIP-ViT-B-32-laion2B-s34B-b79K"
     table = f'[models."{pair}"]\nbackends = ["file:/models/own"]\n' if tabled else ""
     loader = await asyncio.to_thread(make, tables=TABLES + table)

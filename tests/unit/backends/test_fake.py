@@ -54,7 +54,7 @@ def batch(*items: TextItem) -> dict[str, Any]:
 
 
 def test_scripts_are_read_from_addresses() -> None:
-    """Each option by its name and type; what is not said keeps its default."""
+    """Options are parsed by name and type; missing ones have their defaults."""
     script = FakeScript.parse({"delay_ms": "5", "slots": "2", "poison": "bad"})
     assert script == FakeScript(delay_ms=5.0, slots=2, poison="bad")
 
@@ -62,7 +62,7 @@ def test_scripts_are_read_from_addresses() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"speed": "5"}, "unknown option 'speed'; it takes delay_ms"),
+        ({"speed": "5"}, "unknown option 'speed'; valid options: delay_ms"),
         ({"slots": "two"}, "slots='two' is not a number"),
         ({"slots": "1.5"}, "slots='1.5' is not a number"),
         ({"slots": "0"}, "slots must be between 1 and 256 (got 0)"),
@@ -76,19 +76,19 @@ def test_scripts_are_read_from_addresses() -> None:
     ],
 )
 def test_options_that_cannot_work_are_named(options: dict[str, str], message: str) -> None:
-    """Unknown, no number, or out of range: refused with the option and what would do."""
+    """The error names the option and the valid values."""
     with pytest.raises(AddressError, match=re.escape(message)):
         FakeScript.parse(options)
 
 
 def test_every_number_has_a_range() -> None:
-    """A number that an address can set without a bound takes memory and time without one."""
+    """An address cannot set a number without a bound, which could cost unbounded memory and time."""
     numbers = {field.name for field in fields(FakeScript) if field.type in ("int", "float")}
     assert numbers == set(RANGES)
 
 
 def test_vectors_are_functions_of_their_words() -> None:
-    """The same for the same words, another for others or another order; ids stand for themselves."""
+    """The same words give the same vector, other words or another order a different one; ids stay unchanged."""
     ids = tokenize_item("a b")
     assert ids == [word_id("a"), word_id("b")]
     assert tokenize_item(ids) == ids
@@ -99,7 +99,7 @@ def test_vectors_are_functions_of_their_words() -> None:
 
 
 def test_long_texts_are_cut() -> None:
-    """At MAX_TOKENS, said so; usage counts what was read, as with every model."""
+    """Texts are truncated to MAX_TOKENS and marked so; usage counts the tokens that are kept, as for every model."""
     (cut,) = prepared("w " * (MAX_TOKENS + 5))
     (whole,) = prepared("w " * MAX_TOKENS)
     assert (cut.cost, cut.tokens, cut.truncated) == (MAX_TOKENS, MAX_TOKENS, True)
@@ -116,7 +116,7 @@ def test_equal_keys_mean_equal_answers() -> None:
 
 
 def test_bad_ids_and_dimensions_are_refused() -> None:
-    """Ids per item, dimensions for the task; the bounds themselves are well."""
+    """Bad ids fail their item, bad dimensions the task; values at the bounds are valid."""
     pipeline = FakePipeline(FakeScript(dimension=8))
     outcomes = pipeline.prepare([(Embed(model="m", inputs=[]), [bad]) for bad in (0, 2**31, 1, 2**31 - 1)])
     assert [isinstance(outcome, InvalidValue) for outcome in outcomes] == [True, True, False, False]
@@ -128,13 +128,13 @@ def test_bad_ids_and_dimensions_are_refused() -> None:
 
 
 def test_estimates_are_near() -> None:
-    """Ids exactly; texts by their bytes, never more than what is kept of them."""
+    """Ids are counted exactly, texts by their length, up to the truncation limit."""
     pipeline = FakePipeline(FakeScript())
     assert [pipeline.estimate(item) for item in ([1, 2, 3], "abcdef", "x" * 10**6)] == [3, 3, MAX_TOKENS + 1]
 
 
 def test_rows_are_finished_with_the_tasks_options() -> None:
-    """Cut, then normalised; NaN is that row's error; padding rows are left out."""
+    """Rows are truncated, then normalized; NaN fails only its row; padding rows are left out."""
     pipeline = FakePipeline(FakeScript())
     items = [*prepared("a", dimensions=5), *prepared("b", normalize=False), *prepared("c")]
     rows = np.stack([compute_vector(tokenize_item(text), 32) for text in "abcd"])
@@ -148,7 +148,7 @@ def test_rows_are_finished_with_the_tasks_options() -> None:
 
 
 def test_engines_compute_each_row_from_what_they_received(virtual: Run[None]) -> None:
-    """Padding does not count; time is a batch's delay and its padded tokens."""
+    """Padding does not change the vectors; the time is the batch's delay plus its padded tokens."""
 
     async def main() -> None:
         engine = FakeEngine(FakeScript(delay_ms=10, token_us=1000), "e")
@@ -167,7 +167,7 @@ def test_engines_compute_each_row_from_what_they_received(virtual: Run[None]) ->
 
 @pytest.mark.parametrize(("parallel", "seconds"), [(0, 0.01), (2, 0.01), (1, 0.02)])
 def test_slots_beyond_the_parallel_ones_wait_their_turn(virtual: Run[None], parallel: int, seconds: float) -> None:
-    """Two batches in two slots: side by side where they may be, else one after the other."""
+    """Two batches in two slots run in parallel if allowed, else one after the other."""
 
     async def main() -> None:
         engine = FakeEngine(FakeScript(delay_ms=10, slots=2, parallel=parallel))
@@ -183,7 +183,7 @@ def test_slots_beyond_the_parallel_ones_wait_their_turn(virtual: Run[None], para
     ("word", "error"), [("poison-item", EngineFailed), ("reject-item", InputRejected), ("fine", None)]
 )
 def test_scripted_words_fail_the_batch(virtual: Run[None], word: str, error: type[Exception] | None) -> None:
-    """Whoever else is in it; without one it is well."""
+    """The whole batch fails, whatever else is in it."""
 
     async def main() -> None:
         outcome = (await gathered(FakeEngine(FakeScript()).infer(batch("a", f"b {word}"), [], {}, soon())))[0]
@@ -193,8 +193,6 @@ def test_scripted_words_fail_the_batch(virtual: Run[None], word: str, error: typ
 
 
 def test_nan_stays_in_its_row(virtual: Run[None]) -> None:
-    """The word of that row only."""
-
     async def main() -> None:
         answer = await FakeEngine(FakeScript()).infer(batch("a", "x nan-item"), [], {}, soon())
         assert np.isfinite(answer["embedding"]).all(axis=1).tolist() == [True, False]
@@ -203,7 +201,7 @@ def test_nan_stays_in_its_row(virtual: Run[None]) -> None:
 
 
 def test_engines_fail_as_scripted(virtual: Run[None]) -> None:
-    """Gone, broken, out of memory, too late, too many batches: each its own error."""
+    """Each kind of failure raises its own error: closed, broken, out of memory, deadline, too many batches."""
 
     async def main() -> None:
         engine = FakeEngine(FakeScript(delay_ms=10, memory_tokens=4))
@@ -213,10 +211,10 @@ def test_engines_fail_as_scripted(virtual: Run[None]) -> None:
         with pytest.raises(DeadlineExceeded):
             await engine.infer(batch("a"), [], {}, soon(0.005))
         engine.broken = True
-        with pytest.raises(EngineFailed, match="does not say"):
+        with pytest.raises(EngineFailed, match="without a reason"):
             await engine.infer(batch("a"), [], {}, soon())
         first, second = await gathered(*(engine.infer(batch("a"), [], {}, soon()) for _ in range(2)))
-        assert "does not say" in str(first)
+        assert "without a reason" in str(first)
         assert "more batches than slots" in str(second)
         await engine.aclose()
         assert not engine.ready()
@@ -228,7 +226,7 @@ def test_engines_fail_as_scripted(virtual: Run[None]) -> None:
 
 
 def test_cancelled_calls_are_counted_and_free_the_slot(virtual: Run[None]) -> None:
-    """So that a test can see that nobody computed for nobody."""
+    """Tests can then check that nothing is computed for a cancelled call."""
 
     async def main() -> None:
         engine = FakeEngine(FakeScript(delay_ms=10))
@@ -257,10 +255,10 @@ async def generate(generator: FakeGenerator, prompt: str, **sampling: Any) -> li
         ("", {}, [""], "stop"),
     ],
 )
-def test_talkers_repeat_the_prompt(
+def test_generators_repeat_the_prompt(
     virtual: Run[None], prompt: str, sampling: dict[str, Any], words: list[str], reason: str
 ) -> None:
-    """Word by word up to the limit, round again only where more is asked for; the last piece says why it ended."""
+    """One word per piece up to the limit, starting over only for `min_tokens`; the last piece has the finish reason."""
 
     async def main() -> None:
         generator = FakeGenerator(FakeScript())
@@ -272,8 +270,8 @@ def test_talkers_repeat_the_prompt(
     virtual(main)
 
 
-def test_talkers_tell_probabilities(virtual: Run[None]) -> None:
-    """Of each word, and of as many others as asked for; none unless asked."""
+def test_generators_return_log_probabilities(virtual: Run[None]) -> None:
+    """Each word has its log probability and as many alternatives as requested; none by default."""
 
     async def main() -> None:
         generator = FakeGenerator(FakeScript())
@@ -286,13 +284,13 @@ def test_talkers_tell_probabilities(virtual: Run[None]) -> None:
 
 
 def test_generators_fail_as_scripted(virtual: Run[None]) -> None:
-    """Refused before the first word, failed in mid-answer, gone; each time what ran is closed."""
+    """A prompt is rejected before the first word or fails in mid-answer; no generation is left running."""
 
     async def main() -> None:
         generator = FakeGenerator(FakeScript())
         with pytest.raises(InputRejected):
             await generate(generator, "a reject-item")
-        with pytest.raises(EngineFailed, match="does not say"):
+        with pytest.raises(EngineFailed, match="without a reason"):
             await generate(generator, "a poison-item b")
         assert generator.produced == 1
         await generator.aclose()
@@ -309,7 +307,7 @@ def test_generators_fail_as_scripted(virtual: Run[None]) -> None:
 
 
 def test_adapters_change_the_answer(virtual: Run[None]) -> None:
-    """So that a test can see which one was asked."""
+    """Tests can then check which adapter ran."""
 
     async def main() -> None:
         generator = FakeGenerator(FakeScript())
@@ -320,7 +318,7 @@ def test_adapters_change_the_answer(virtual: Run[None]) -> None:
 
 
 def test_texts_are_guessed_by_their_length() -> None:
-    """Also 28 MB, and a pair by both of its texts."""
+    """This includes a text of 28 MB; a pair counts both texts."""
     pipeline = FakePipeline(FakeScript())
     assert [pipeline.estimate(item) for item in ("abcdef", ("abc", "def"), [7, 8, 9])] == [3, 3, 3]
     long = "word " * 5_600_000

@@ -1,4 +1,4 @@
-"""The table of backends: a backend is a folder and a line."""
+"""The table of backends: a backend is a folder and a line in the table."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from shoal.models.address import Address, Scheme, ServedModel
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_folder_has_the_class_and_the_schemes_of_its_line(name: str) -> None:
-    """Under the name that users call it."""
     assert backend_class(name).name == name
     for scheme in BACKENDS[name]:
         assert callable(load_scheme(scheme).parse)
@@ -45,15 +44,15 @@ def test_the_line_has_every_scheme_of_the_folder(name: str) -> None:
 
 
 def test_files_run_on_a_server_of_their_own_or_here() -> None:
-    """The backends that the setting names say why they cannot, and the others never can."""
+    """Backends other than those of the setting `backend` never run file-based models."""
     assert file_backend(Settings()) == "local"
     assert file_backend(Settings(triton_url="gpu1:8001")) == "triton"
     for name in BACKENDS.keys() - FILE_BACKENDS:
-        assert backend_class(name).explain_no_files(Settings(triton=True)) == f"{name} runs no models of files"
+        assert backend_class(name).explain_no_files(Settings(triton=True)) == f"{name} does not run file-based models"
 
 
 class MadeRunner:
-    """Answers nothing; it is there."""
+    """A runner that only exists."""
 
     facts = ModelFacts(source="made", backend="made", tasks=("embed",))
 
@@ -85,7 +84,7 @@ UNLOADED: list[str] = []
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a folder and a line in the table come to."""
+    """Add a backend, as a folder and a line in the table do."""
     package, addresses = ModuleType("shoal.backends.made"), ModuleType("shoal.backends.made.address")
     package.BACKEND = MadeBackend  # type: ignore[attr-defined]
     addresses.SCHEMES = {"made": Scheme(parse=parse_http, needs_model=True)}  # type: ignore[attr-defined]
@@ -95,7 +94,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_new_backend_is_a_folder_and_a_line(made: None, tmp_path: Path) -> None:
-    """Its addresses are read, its models opened and unloaded, and what its servers offer is served."""
+    """Its addresses are parsed, its models opened and unloaded, and the models on its servers are served."""
     assert parse_address("made://host/v1#m") == Address(scheme="made", target="host/v1", model="m")
     with pytest.raises(AddressError, match="write made://host#MODEL"):
         parse_served("mine=made://host")

@@ -1,4 +1,4 @@
-"""A worker whose batches end when the test says so."""
+"""A worker whose batches end on the test's command."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from shoal.types import Array
 
 
 class StepWorker:
-    """`finish` ends the batch; its outputs are its inputs under the outputs' names, or `error` is raised.
+    """`finish` ends the batch; each output is the first input, or `error` is raised.
 
-    `refuse`: raised by `start`. `running`: whether a batch is on it. `batches` and `aborts` count. With `at_once`,
-    batches end as they start.
+    `refuse`: raised by `start`. `running`: whether a batch is running. `batches` and `aborts` are counts. With
+    `at_once`, batches end as they start.
     """
 
     def __init__(self, at_once: bool = False) -> None:

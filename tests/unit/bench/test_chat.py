@@ -1,4 +1,4 @@
-"""The load on language models against a server of a few lines, and its reading of events against a scripted clock."""
+"""Load on language models against a minimal server, and event parsing against a scripted clock."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FakeChatServer:
                 await self.answer(writer)
                 self.now -= 1
         except asyncio.IncompleteReadError:
-            pass  # the client is done
+            pass  # the client disconnected
         finally:
             writer.close()
 
@@ -82,7 +82,7 @@ async def run_server() -> AsyncIterator[FakeChatServer]:
 
 
 async def test_streams_are_requested_and_timed() -> None:
-    """Two levels; no more requests in flight than said; every prompt is another; the server's counts are used."""
+    """Two levels; requests in flight stay within the limit; prompts differ; the server's token counts are used."""
     async with run_server() as server:
         plan = ChatPlan(concurrency=(1, 3), requests=7, input_tokens=12, output_tokens=5)
         one, three = await measure_http(server.url, plan, key="secret")
@@ -101,7 +101,7 @@ async def test_streams_are_requested_and_timed() -> None:
 
 
 async def test_the_other_endpoint_whole_answers_and_exact_lengths() -> None:
-    """/v1/completions takes a prompt; an answer that comes whole has no first token."""
+    """/v1/completions takes a prompt; an answer without streaming has no first token."""
     async with run_server() as server:
         plan = ChatPlan(model="m", requests=2, endpoint="completions", stream=False, exact=True, output_tokens=8)
         (found,) = await measure_http(server.url, plan)
@@ -114,8 +114,8 @@ async def test_the_other_endpoint_whole_answers_and_exact_lengths() -> None:
     assert found.rows["Output Sequence Length (tokens)"].avg == 2
 
 
-async def test_a_refusal_at_the_start_ends_it_with_the_server_s_words() -> None:
-    """Nothing is measured against a wall."""
+async def test_a_refusal_at_the_start_ends_with_the_server_s_message() -> None:
+    """No load is measured."""
     async with run_server() as server:
         server.refuse = "429 Too Many Requests"
         with pytest.raises(RuntimeError, match=r"429: .*not now"):
@@ -123,16 +123,16 @@ async def test_a_refusal_at_the_start_ends_it_with_the_server_s_words() -> None:
     assert len(server.requests) == 1
 
 
-async def test_an_error_in_mid_stream_is_no_answer() -> None:
-    """It is told by its words, though the status was 200."""
+async def test_an_error_in_mid_stream_is_a_failure() -> None:
+    """It counts as its message, although the status is 200."""
     async with run_server() as server:
         server.tail = b'data: {"error":{"message":"out of memory"}}\n\n'
         with pytest.raises(RuntimeError, match=r"in mid-stream: .*out of memory"):
             await measure_http(server.url, ChatPlan(model="m"))
 
 
-async def test_nothing_listens() -> None:
-    """Before a model is known that is an OSError, and afterwards the reason of a failed answer."""
+async def test_a_refused_connection_is_an_error() -> None:
+    """Before the model is known this is an OSError, and later the reason of a failed answer."""
     with pytest.raises(OSError):
         await measure_http("http://127.0.0.1:9", ChatPlan())
     with pytest.raises(RuntimeError, match="connect: "):
@@ -140,7 +140,7 @@ async def test_nothing_listens() -> None:
 
 
 def test_every_piece_of_text_is_timed_once() -> None:
-    """Roles, finish reasons and usage are no pieces; reasoning is one; so is each event of a part that holds two."""
+    """Roles, finish reasons and usage are not pieces; reasoning is; so is each of two events in one network part."""
     ticks = count(1.0)
     reader = ChatStreamReader(0.0, lambda: next(ticks))
     reader(b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n')
@@ -153,14 +153,14 @@ def test_every_piece_of_text_is_timed_once() -> None:
 
 
 @pytest.mark.parametrize("data", [b"data: {nonsense\n\n", b'data: {"choices":3}\n\n'])
-def test_what_cannot_be_read_is_an_error(data: bytes) -> None:
-    """Said as such, not passed over."""
+def test_unreadable_data_is_an_error(data: bytes) -> None:
+    """It is reported, not skipped."""
     reader = ChatStreamReader(0.0)
     reader(data)
     assert reader.answer.error.startswith("unreadable answer")
 
 
-class Scripted:
+class ScriptedClient:
     """Answers at once; `wrong`: how many answers fail after the first."""
 
     def __init__(self, wrong: int = 0) -> None:
@@ -173,10 +173,10 @@ class Scripted:
 
 
 async def test_the_concurrency_is_kept() -> None:
-    """Three callers meet at a gate that opens for three: fewer would wait for ever, more are counted."""
+    """Three callers meet at a barrier for three: fewer would hang, more are counted."""
     gate, now, peak = asyncio.Barrier(3), 0, 0
 
-    class Meeting:
+    class BarrierClient:
         async def ask(self, prompt: str) -> Answer:
             nonlocal now, peak
             now += 1
@@ -185,21 +185,21 @@ async def test_the_concurrency_is_kept() -> None:
             now -= 1
             return Answer(0.0, 1.0)
 
-    found = await run_level(Meeting(), ChatPlan(requests=9), 3, lambda: "a")
-    assert (found.requests, peak) == (9, 3)
+    level_result = await run_level(BarrierClient(), ChatPlan(requests=9), 3, lambda: "a")
+    assert (level_result.requests, peak) == (9, 3)
 
 
 async def test_failures_during_a_run_are_counted() -> None:
-    """The run goes on; the number of requests is kept, also where it is no multiple of the streams."""
-    asks = Scripted(wrong=2)
+    """The run continues; the number of requests is exact, also if it is no multiple of the streams."""
+    asks = ScriptedClient(wrong=2)
     (found,) = await run_levels(asks, ChatPlan(requests=10, concurrency=(4,)), seed=1)
     assert (found.requests, found.errors, asks.calls) == (8, {"broken": 2}, 11)
 
 
-async def test_without_a_number_each_stream_asks_four_times() -> None:
-    """And there are at least twenty."""
+async def test_without_a_number_each_stream_sends_four_requests() -> None:
+    """At least twenty requests are sent."""
     plan = ChatPlan()
-    asks = Scripted()
+    asks = ScriptedClient()
     await run_level(asks, plan, 1, lambda: "a")
     assert asks.calls == 20
     await run_level(asks, plan, 10, lambda: "a")
@@ -207,14 +207,14 @@ async def test_without_a_number_each_stream_asks_four_times() -> None:
 
 
 async def test_the_server_s_processor_time_is_reported() -> None:
-    """Of the process that is named: this one."""
-    (found,) = await run_levels(Scripted(), ChatPlan(server_pid=os.getpid()), seed=1)
+    """For the given process: this one."""
+    (found,) = await run_levels(ScriptedClient(), ChatPlan(server_pid=os.getpid()), seed=1)
     assert found.server_cpu_us is not None
     assert found.server_cpu_us >= 0
 
 
-def test_a_process_that_is_not_there() -> None:
-    """One line that names the option."""
+def test_a_missing_process_is_an_error() -> None:
+    """The error is one line that names the option."""
     assert cpu_s(None) is None
     with pytest.raises(RuntimeError, match="is --server-pid right"):
         cpu_s(2**22 + 1)

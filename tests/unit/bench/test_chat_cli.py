@@ -22,7 +22,7 @@ from tests.fakes.triton import FakeModel, FakeTriton, Refused, reply
 
 
 class Stub(BaseHTTPRequestHandler):
-    """Streams two words; counts tokens unless the model is called `silent`; refuses `nobody`."""
+    """Streams two words; counts tokens unless the model is named `silent`; refuses `nobody`."""
 
     protocol_version = "HTTP/1.1"
 
@@ -46,7 +46,7 @@ class Stub(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Keep the test's output clean."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def run(*arguments: str) -> Any:
 
 
 class TestHttp:
-    def test_the_table_is_that_of_genai_perf(self, url: str) -> None:
-        """Rows and columns by its names, one table for each concurrency."""
+    def test_the_table_matches_genai_perf(self, url: str) -> None:
+        """Rows and columns have its names, with one table per concurrency."""
         result = run(url, "--concurrency", "1,2", "--requests", "4")
         assert result.exit_code == 0, result.output
         tables = result.stdout.split("\n\n")
@@ -83,50 +83,50 @@ class TestHttp:
         assert "does not count" not in result.stdout
 
     def test_json_holds_the_plan_the_rows_and_the_machine(self, url: str) -> None:
-        """What another program compares."""
+        """The data for comparison by other programs."""
         result = run(url, "--requests", "2", "--json", "--api-key", "secret")
-        found = json.loads(result.stdout)
-        assert found["server"] == url
-        assert found["plan"]["requests"] == 2
-        assert found["results"][0]["rows"]["Output Sequence Length (tokens)"]["avg"] == 2
-        assert found["client_machine"]["versions"]["shoal"]
+        output = json.loads(result.stdout)
+        assert output["server"] == url
+        assert output["plan"]["requests"] == 2
+        assert output["results"][0]["rows"]["Output Sequence Length (tokens)"]["avg"] == 2
+        assert output["client_machine"]["versions"]["shoal"]
         assert "secret" not in result.output
 
     def test_a_server_without_token_counts_is_reported(self, url: str) -> None:
-        """Chunks are then what is counted."""
+        """Chunks are counted instead."""
         result = run(url, "--requests", "2", "--model", "silent")
         assert "the server does not count tokens" in result.stdout
 
     def test_a_refusal_is_one_line(self, url: str) -> None:
-        """With the server's words; exit code 1."""
+        """The line has the server's message; exit code 1."""
         result = run(url, "--model", "nobody")
         assert (result.exit_code, result.stdout) == (1, "")
         assert "no model nobody" in result.stderr
 
     def test_the_error_without_a_server_says_how_to_start_one(self) -> None:
-        """A connection that is refused ends with the next step."""
+        """A refused connection ends with the next step."""
         result = run("http://127.0.0.1:9")
         assert result.exit_code == 1
         assert "start one with `shoal serve`" in result.stderr
 
     @pytest.mark.parametrize("value", ["", "one", "0", "1,,2", "5000"])
-    def test_a_concurrency_that_is_none(self, value: str) -> None:
-        """A usage error that shows how it is written."""
+    def test_an_invalid_concurrency_is_a_usage_error(self, value: str) -> None:
+        """A usage error that shows the correct form."""
         result = run("http://127.0.0.1:9", "--concurrency", value)
         assert result.exit_code == 2
         assert "such as 1,8,64" in result.stderr
 
 
 class TestEmbeddings:
-    def test_without_a_further_word_it_is_about_embeddings(self) -> None:
-        """`shoal bench URL`, `shoal bench --option` and `shoal bench embed` are one."""
+    def test_embeddings_are_the_default(self) -> None:
+        """`shoal bench URL`, `shoal bench --option` and `shoal bench embed` are the same."""
         for arguments in (["https://x"], ["--clients", "2", "https://x"], ["embed", "https://x"]):
             result = CliRunner().invoke(app, ["bench", *arguments])
             assert result.exit_code == 1
             assert "the URL must look like http://host:port" in result.output
 
     def test_help_names_both(self) -> None:
-        """And each has its own."""
+        """Each has its own help."""
         output = CliRunner().invoke(app, ["bench", "--help"]).output
         assert "embed" in output
         assert "chat" in output
@@ -136,7 +136,7 @@ class TestEmbeddings:
 def fake_llm(
     name: str, inputs: Mapping[str, pb.DataType], requests: list[dict[str, Any]], *, batch: int = 0
 ) -> FakeModel:
-    """A decoupled text model that answers two words, and keeps what it was asked; `broken` answers an error."""
+    """A decoupled text model that answers two words and records its requests; `broken` answers an error."""
     config = pb.ModelConfig(name=name, backend="python", max_batch_size=batch)
     config.model_transaction_policy.decoupled = True
     for each, kind in {"text_input": pb.TYPE_STRING, **inputs}.items():
@@ -162,7 +162,7 @@ def fake_llm(
 
 class TestGrpc:
     async def test_a_vllm_model(self) -> None:
-        """Its inputs by name, one for each request; empty pieces are no tokens."""
+        """Inputs by name, one per request; empty pieces are not tokens."""
         requests: list[dict[str, Any]] = []
         kinds = {"stream": pb.TYPE_BOOL, "sampling_parameters": pb.TYPE_STRING}
         async with FakeTriton() as triton:
@@ -180,7 +180,7 @@ class TestGrpc:
         assert len({one["text_input"][1] for one in requests}) == 4
 
     async def test_a_model_that_counts_its_tokens(self) -> None:
-        """Pieces may hold several tokens; the counts of the pieces are added."""
+        """Pieces may hold several tokens; their counts are added."""
         requests: list[dict[str, Any]] = []
         flags = {"return_num_input_tokens": pb.TYPE_BOOL, "return_num_output_tokens": pb.TYPE_BOOL}
         async with FakeTriton() as triton:
@@ -192,7 +192,7 @@ class TestGrpc:
         assert requests[0]["return_num_output_tokens"] == ((1,), True)
 
     async def test_a_tensorrt_llm_model(self) -> None:
-        """With a batch dimension, and its own name for the length."""
+        """It has a batch dimension and its own name for the length."""
         requests: list[dict[str, Any]] = []
         async with FakeTriton() as triton:
             triton.add(fake_llm("m", {"max_tokens": pb.TYPE_INT32, "stream": pb.TYPE_BOOL}, requests, batch=8))
@@ -201,21 +201,21 @@ class TestGrpc:
         assert requests[0]["text_input"][0] == (1, 1)
 
     async def test_a_model_that_fails(self) -> None:
-        """Its own words."""
+        """The error has the model's message."""
         async with FakeTriton() as triton:
             triton.add(fake_llm("broken", {}, []))
             with pytest.raises(RuntimeError, match="out of order"):
                 await measure_grpc(triton.target, ChatPlan(model="broken"))
 
     async def test_a_model_of_another_kind(self) -> None:
-        """Named before anything is sent to it."""
+        """The error comes before any request."""
         async with FakeTriton() as triton:
             triton.add(FakeModel("emb"))
             with pytest.raises(Unsupported, match="emb has no text_input"):
                 await measure_grpc(triton.target, ChatPlan(model="emb"))
 
-    def test_it_needs_a_model(self) -> None:
-        """A Triton lists more than language models."""
+    def test_a_model_is_required(self) -> None:
+        """A Triton lists other models than language models too."""
         result = run("--triton", "127.0.0.1:9")
         assert result.exit_code == 2
         assert "name the model with --model" in result.stderr

@@ -51,7 +51,7 @@ class Stub(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Keep the test's output clean."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_json_holds_the_plan_the_figures_and_the_machine(url: str) -> None:
     assert report["client_machine"]["versions"]["shoal"]
 
 
-def test_text_is_for_people(url: str) -> None:
+def test_text_output_shows_the_figures(url: str) -> None:
     """An open loop prints throughput, percentiles, batches and errors."""
     code, output = run(url, "--rate", "100")
     assert code == 0
@@ -91,15 +91,15 @@ def test_text_is_for_people(url: str) -> None:
         assert word in output
 
 
-def test_a_server_that_lists_nothing_without_a_key(url: str) -> None:
-    """The flag is named; a model's name would not help."""
+def test_a_missing_key_names_the_flag(url: str) -> None:
+    """The error names the flag; a model's name would not help."""
     code, output = run(url, "--api-key", "hidden")
     assert code == 1
     assert "requires a key (401): pass it with --api-key" in output
 
 
-def test_a_refused_first_request_ends_with_the_server_s_words(url: str) -> None:
-    """A wrong key is shown as the server said it, and is no part of the output."""
+def test_a_refused_first_request_shows_the_server_s_message(url: str) -> None:
+    """A wrong key shows the server's message, on standard error."""
     code, output = run(url, "--api-key", "closed")
     assert code == 1
     assert "401" in output
@@ -108,21 +108,21 @@ def test_a_refused_first_request_ends_with_the_server_s_words(url: str) -> None:
 
 
 def test_the_named_model_is_used(url: str) -> None:
-    """Without a name the server's first model is asked; with one, that one."""
+    """Without a name the server's first model is used."""
     code, output = run(url, "--model", "org/other")
     assert code == 1
     assert "no model org/other" in output
 
 
 def test_the_error_without_a_server_says_how_to_start_one() -> None:
-    """A connection that is refused ends with the next step."""
+    """A refused connection ends with the next step."""
     code, output = run("http://127.0.0.1:9")
     assert code == 1
     assert "shoal serve" in output
 
 
 def test_a_bad_url_is_refused() -> None:
-    """https is named as what does not work."""
+    """The error says that https is not supported."""
     code, output = run("https://localhost")
     assert code == 1
     assert "http://host:port" in output

@@ -1,4 +1,4 @@
-"""The load generator against a server of a few lines, and its clock against a scripted pool."""
+"""The load generator against a minimal server, and its clock against a scripted pool."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Server:
                     break
                 writer.write(self.head + b"content-length: 2\r\n\r\n[]")
         except asyncio.IncompleteReadError:
-            pass  # the client is done
+            pass  # the client disconnected
         finally:
             writer.close()
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Server]:
+async def run_server() -> AsyncIterator[Server]:
     server = Server()
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     server.port = listener.sockets[0].getsockname()[1]
@@ -61,7 +61,7 @@ def maker() -> tuple[Texts, Bodies]:
 async def test_a_closed_loop_keeps_its_connections_and_never_repeats_a_text() -> None:
     """Four clients use four connections; every text is sent once; server facts are gathered."""
     texts, bodies = maker()
-    async with serving() as server:
+    async with run_server() as server:
         pool = Pool(Target(f"http://127.0.0.1:{server.port}"), 4)
         await pool.open()
         record = await run_closed_loop(pool, lambda: bodies.request(texts.take(1)), clients=4, seconds=0.5)
@@ -74,10 +74,10 @@ async def test_a_closed_loop_keeps_its_connections_and_never_repeats_a_text() ->
     assert not record.errors
 
 
-async def test_a_refusal_is_an_error_by_its_status() -> None:
-    """A 503 is counted as such and is no answer."""
+async def test_a_refusal_is_counted_by_status() -> None:
+    """A 503 is counted as an error and not as an answer."""
     texts, bodies = maker()
-    async with serving() as server:
+    async with run_server() as server:
         server.head = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 0.01\r\n"
         pool = Pool(Target(f"127.0.0.1:{server.port}"), 1)
         record = await run_burst(pool, [bodies.request(texts.take(1))])
@@ -87,9 +87,9 @@ async def test_a_refusal_is_an_error_by_its_status() -> None:
 
 
 async def test_a_lost_connection_is_counted_and_replaced() -> None:
-    """A server that hangs up costs one error; the next request connects anew."""
+    """A connection closed by the server costs one error; the next request reconnects."""
     texts, bodies = maker()
-    async with serving() as server:
+    async with run_server() as server:
         pool = Pool(Target(f"127.0.0.1:{server.port}"), 1)
         server.drop = True
         first = await run_burst(pool, [bodies.request(texts.take(1))])
@@ -100,10 +100,10 @@ async def test_a_lost_connection_is_counted_and_replaced() -> None:
     assert len(second.latency) == 1
 
 
-async def test_a_request_that_is_given_up_takes_its_connection_along() -> None:
-    """After a cancelled request the next one is answered by its own answer, on a new connection."""
+async def test_a_cancelled_request_closes_its_connection() -> None:
+    """After a cancelled request the next one gets its own answer, on a new connection."""
     texts, bodies = maker()
-    async with serving() as server:
+    async with run_server() as server:
         pool = Pool(Target(f"127.0.0.1:{server.port}"), 1)
         given_up = asyncio.create_task(pool.ask(bodies.request(texts.take(1))))
         await server.connected.wait()
@@ -117,9 +117,9 @@ async def test_a_request_that_is_given_up_takes_its_connection_along() -> None:
 
 
 async def test_the_body_is_kept_on_request() -> None:
-    """Only a caller that asks pays for the body."""
+    """The body is stored only if the caller requests it."""
     texts, bodies = maker()
-    async with serving() as server:
+    async with run_server() as server:
         pool = Pool(Target(f"127.0.0.1:{server.port}"), 1)
         reply = await pool.ask(bodies.request(texts.take(1)), keep=True)
         plain = await pool.ask(bodies.request(texts.take(1)))
@@ -128,9 +128,9 @@ async def test_the_body_is_kept_on_request() -> None:
     assert plain.body is None
 
 
-async def test_nobody_listens() -> None:
+async def test_connection_refused() -> None:
     """A refused connection is an error of the run, not an exception."""
-    async with serving() as server:
+    async with run_server() as server:
         port = server.port
     texts, bodies = maker()
     record = await run_burst(Pool(Target(f"127.0.0.1:{port}"), 1), [bodies.request(texts.take(1))])
@@ -138,7 +138,7 @@ async def test_nobody_listens() -> None:
     assert next(iter(record.errors)).startswith("connect")
 
 
-class Stalling:
+class StallingPool:
     """A pool of one connection whose first answer takes 50 ms and all others none."""
 
     def __init__(self) -> None:
@@ -155,15 +155,15 @@ class Stalling:
         return reply
 
 
-async def test_an_open_loop_counts_the_requests_that_a_stall_held_up() -> None:
-    """One stall of 50 ms at 1,000 requests a second is seen by every request that was due meanwhile."""
-    record = await run_open_loop(Stalling(), lambda: b"", rate=1000, seconds=0.06)
+async def test_an_open_loop_counts_requests_delayed_by_a_stall() -> None:
+    """A stall of 50 ms at 1,000 requests a second delays every request that was due meanwhile."""
+    record = await run_open_loop(StallingPool(), lambda: b"", rate=1000, seconds=0.06)
     assert len(record.latency) == 60
     assert sum(latency > 0.02 for latency in record.latency) >= 25
 
 
-class Refusing:
-    """A pool that turns each request away once, asking for a pause."""
+class RefusingPool:
+    """A pool that refuses each request once, with a retry delay."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
@@ -178,34 +178,34 @@ class Refusing:
 
 
 async def test_a_refused_request_is_sent_again() -> None:
-    """After its pause the same body goes out once more, and no other is used up."""
-    pool, numbers = Refusing(), iter(range(1, 10**6))
+    """After the delay the same body is sent again, and no other is consumed."""
+    pool, numbers = RefusingPool(), iter(range(1, 10**6))
     record = await run_closed_loop(pool, lambda: str(next(numbers)).encode(), clients=1, seconds=0.5)
     assert pool.sent[:4] == [b"1", b"1", b"2", b"2"]
     assert record.errors["429"] >= len(record.latency) > 0
 
 
 async def test_late_answers_do_not_count() -> None:
-    """An answer that comes after the end of a closed loop is waited for and left out."""
-    record = await run_closed_loop(Stalling(), lambda: b"x", clients=1, seconds=0.01)
+    """An answer after the end of a closed loop is awaited and not counted."""
+    record = await run_closed_loop(StallingPool(), lambda: b"x", clients=1, seconds=0.01)
     assert (record.texts, record.seconds) == (0, 0.01)
 
 
-class Broken:
-    """A pool that has lost its server."""
+class BrokenPool:
+    """A pool whose server is gone."""
 
     async def ask(self, request: bytes) -> Reply:
         raise ConnectionLost("gone")
 
 
-async def test_an_open_loop_goes_on_without_its_server() -> None:
-    """Every due request is tried and counted."""
-    record = await run_open_loop(Broken(), lambda: b"", rate=1000, seconds=0.01)
+async def test_an_open_loop_continues_without_its_server() -> None:
+    """Every due request is sent and counted."""
+    record = await run_open_loop(BrokenPool(), lambda: b"", rate=1000, seconds=0.01)
     assert record.errors == {"connection lost": 10}
 
 
 @pytest.mark.parametrize("url", ["https://h", "http://", "ftp://h:1"])
 def test_only_http_urls(url: str) -> None:
-    """Anything else is refused with the form that works."""
+    """Other URLs are refused with the valid form."""
     with pytest.raises(ValueError, match="http://host:port"):
         Target(url)

@@ -13,13 +13,13 @@ def test_the_first_processor_is_read() -> None:
     assert cpu_info(text) == {"processor": "0", "model name": "Chip: X", "flags": "avx2 amx_bf16"}
 
 
-def test_no_cpuinfo_is_no_facts() -> None:
+def test_without_cpuinfo_facts_are_empty() -> None:
     """A system without /proc gives an empty table."""
     assert cpu_info("") == {}
 
 
 def test_facts_of_this_machine_are_json() -> None:
-    """They encode, name this package's version, and leave out what is not installed."""
+    """They are JSON, contain this package's version, and omit packages that are not installed."""
     facts = describe_machine(("shoal", "no-such-distribution"))
     assert list(facts.versions) == ["shoal"]
     assert facts.cores >= 1

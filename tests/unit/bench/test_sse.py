@@ -1,4 +1,4 @@
-"""Cutting a byte stream into events."""
+"""Splitting a byte stream into events."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ DATA = st.lists(st.binary(max_size=20).map(lambda data: data.translate(None, b"\
 
 @given(st.lists(DATA, max_size=8), st.sampled_from([b"\n", b"\r\n"]), st.lists(st.integers(0, 400), max_size=10))
 def test_parts_of_any_size_give_the_same_events(events: list[list[bytes]], end: bytes, cuts: list[int]) -> None:
-    """Wherever the network cuts, also between CR and LF, every event comes once, in order and whole."""
+    """For every split, also between CR and LF, each event comes once, in order and whole."""
     text = b"".join(b"".join(b"data: " + line + end for line in lines) + end for lines in events)
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     reader = Events()
-    found = [each for start, stop in pairwise(places) for each in reader.feed(text[start:stop])]
-    assert found == [b"\n".join(lines) for lines in events]
+    messages = [each for start, stop in pairwise(places) for each in reader.feed(text[start:stop])]
+    assert messages == [b"\n".join(lines) for lines in events]
 
 
 @pytest.mark.parametrize(
@@ -35,5 +35,5 @@ def test_parts_of_any_size_give_the_same_events(events: list[list[bytes]], end: 
     ],
 )
 def test_only_data_counts(text: bytes, events: list[bytes]) -> None:
-    """Comments and other fields are passed over; one space after the colon is no part of the data."""
+    """Comments and other fields are ignored; one space after the colon is not data."""
     assert Events().feed(text) == events

@@ -1,4 +1,4 @@
-"""Distinct texts of exact length, and the requests made of them."""
+"""Distinct texts of exact length, and the requests built from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.bench.texts import LIMIT, PATHS, WORDS, Bodies, Surface, Texts
 
 
 def test_words_are_distinct_and_plain() -> None:
-    """256 different lower-case words, so that numbers spell distinct heads."""
+    """256 different lower-case words, so that numbers give distinct starts."""
     assert len(set(WORDS)) == len(WORDS) == 256
     assert all(word.isascii() and word.isalpha() and word.islower() for word in WORDS)
 
@@ -27,12 +27,12 @@ def test_two_numbers_have_two_texts(first: int, second: int) -> None:
 
 @pytest.mark.parametrize("tokens", [5, 16, 100, 500])
 def test_a_text_has_two_words_fewer_than_tokens(tokens: int) -> None:
-    """Length counts the two special tokens."""
+    """The length includes the two special tokens."""
     assert {len(text.split()) for text in Texts(tokens).take(50)} == {tokens - 2}
 
 
-def test_taking_never_repeats_and_seeds_differ() -> None:
-    """Texts of one generator are all new; another seed has others."""
+def test_texts_never_repeat_and_seeds_differ() -> None:
+    """Texts of one generator are all new; another seed gives others."""
     texts = Texts(16, seed=1)
     first, second = texts.take(3000), texts.take(3000)
     assert len(set(first) | set(second)) == 6000
@@ -40,8 +40,8 @@ def test_taking_never_repeats_and_seeds_differ() -> None:
     assert set(Texts(16, seed=2).take(3000)) != set(first)
 
 
-def test_too_short_to_be_distinct() -> None:
-    """Fewer than five tokens cannot spell a number and is refused."""
+def test_too_short_texts_are_refused() -> None:
+    """Fewer than five tokens cannot encode a number and are refused."""
     with pytest.raises(ValueError, match="at least 5"):
         Texts(4)
 
@@ -57,7 +57,7 @@ def test_too_short_to_be_distinct() -> None:
     ],
 )
 def test_bodies_are_the_surface_s_json(surface: Surface, count: int, expected: Any) -> None:
-    """Each surface gets its own shape on its own path, with an exact content-length."""
+    """Each surface has its own body format and path, with an exact content-length."""
     request = Bodies(surface, 'a"b', "base64", "h:1").request(["one text", "two"][:count])
     head, _, body = request.partition(b"\r\n\r\n")
     assert json.loads(body) == expected
@@ -66,7 +66,7 @@ def test_bodies_are_the_surface_s_json(surface: Surface, count: int, expected: A
 
 
 def test_extra_headers_reach_the_request() -> None:
-    """A key travels as its header line."""
+    """A key is sent as its header line."""
     token = base64.b64encode(b"k").decode()
     request = Bodies("tei", "", "float", "h:1", f"authorization: Bearer {token}\r\n").request(["x"])
     assert f"\r\nauthorization: Bearer {token}\r\n".encode() in request

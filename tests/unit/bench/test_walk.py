@@ -1,4 +1,4 @@
-"""The way of a request through the code stays short: `bench/walk.py` counts it."""
+"""The request path through the code stays short: `bench/walk.py` counts its lines."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MAX_GENERATORS = 3
 def test_one_embedding() -> None:
     ran = subprocess.run([sys.executable, WALK, "fake:"], capture_output=True, text=True, check=True, timeout=120)
     *_, last = ran.stdout.splitlines()
-    found = re.fullmatch(r"(\d+) calls of \d+ functions in (\d+) files", last)
-    assert found is not None, last
-    calls, files = map(int, found.groups())
+    match = re.fullmatch(r"(\d+) calls of \d+ functions in (\d+) files", last)
+    assert match is not None, last
+    calls, files = map(int, match.groups())
     assert calls <= MAX_CALLS, ran.stdout
     assert files <= MAX_FILES, ran.stdout
 

@@ -20,7 +20,7 @@ from tests.unit.app.test_app import settings
 
 
 @asynccontextmanager
-async def serving(loaded: LoadedConfig, *served: str) -> AsyncIterator[App]:
+async def serve(loaded: LoadedConfig, *served: str) -> AsyncIterator[App]:
     async with open_app(loaded, served) as app:
         await app.wait_until_loaded()
         yield app
@@ -35,33 +35,33 @@ async def post(app: App, path: str, body: dict[str, Any]) -> Answer:
     return answer
 
 
-async def rendered(app: App) -> str:
+async def render_metrics(app: App) -> str:
     return (await asyncio.to_thread(app.observer.render)).decode()
 
 
 async def metrics(app: App, model: str) -> dict[str, float]:
-    """The values of the cache's metrics of a model, by name and place."""
-    found = {}
-    for line in (await rendered(app)).splitlines():
+    """Return the values of a model's cache metrics, by name and tier."""
+    hits = {}
+    for line in (await render_metrics(app)).splitlines():
         name, _, value = line.rpartition(" ")
         if name.startswith("shoal_cache_") and f'model="{model}"' in name:
-            found[name.replace(f'{{model="{model}"}}', "").replace(f'model="{model}",', "")] = float(value)
-    return found
+            hits[name.replace(f'{{model="{model}"}}', "").replace(f'model="{model}",', "")] = float(value)
+    return hits
 
 
 async def test_off_by_default() -> None:
-    """The header is there and says zero; the metrics have no series."""
-    async with serving(load({}, {}), "fake:") as app:
+    """The header is present and zero; the metrics have no series."""
+    async with serve(load({}, {}), "fake:") as app:
         for _ in range(2):
             answer = await post(app, "/v1/embeddings", {"input": ["a", "b"]})
             assert answer.headers["x-shoal-cached"] == "0"
         assert await metrics(app, "fake") == {}
-        assert "shoal_cache_hits_total" in await rendered(app)
+        assert "shoal_cache_hits_total" in await render_metrics(app)
 
 
 async def test_hits_are_reported() -> None:
-    """In the header of each answer, in the metrics and in the model's statistics."""
-    async with serving(load({"cache_mb": "1"}, {}), "fake:") as app:
+    """In the header of each response, in the metrics and in the model's statistics."""
+    async with serve(load({"cache_mb": "1"}, {}), "fake:") as app:
         first = await post(app, "/v1/embeddings", {"input": ["a", "b"]})
         again = await post(app, "/v1/embeddings", {"input": ["b", "c", "a"]})
         assert (first.headers["x-shoal-cached"], again.headers["x-shoal-cached"]) == ("0", "2")
@@ -79,11 +79,11 @@ async def test_hits_are_reported() -> None:
         assert (stats.inference_stats.cache_hit.count, stats.inference_stats.cache_miss.count) == (3, 3)
 
 
-async def test_a_model_may_have_its_own(tmp_path: Any) -> None:
-    """Its table stands above the rest of the file."""
+async def test_a_model_may_have_its_own_cache_size(tmp_path: Any) -> None:
+    """The model's table overrides the rest of the file."""
     toml = 'cache_mb = 1\n[models."two"]\nbackends = ["fake:"]\ncache_mb = 0\n[models."one"]\nbackends = ["fake:"]'
     loaded = await settings(tmp_path, toml)
-    async with serving(loaded, "one", "two") as app:
+    async with serve(loaded, "one", "two") as app:
         for name, cached in (("one", "1"), ("two", "0")):
             await post(app, "/v1/embeddings", {"model": name, "input": "a"})
             answer = await post(app, "/v1/embeddings", {"model": name, "input": "a"})
@@ -93,8 +93,8 @@ async def test_a_model_may_have_its_own(tmp_path: Any) -> None:
 
 
 async def test_an_unloaded_model_keeps_nothing() -> None:
-    """Its rows are gone, and with them its series; loaded again it begins anew."""
-    async with serving(load({"cache_mb": "1"}, {}), "fake:") as app:
+    """Its rows and series are removed; after a reload it starts empty."""
+    async with serve(load({"cache_mb": "1"}, {}), "fake:") as app:
         await post(app, "/v1/embeddings", {"input": "a"})
         lifecycle = app.gateway.lifecycle
         assert lifecycle is not None
@@ -106,10 +106,10 @@ async def test_an_unloaded_model_keeps_nothing() -> None:
         assert (await metrics(app, "fake"))["shoal_cache_misses_total"] == 1
 
 
-async def test_every_lane_of_a_model_that_has_one_gets_the_setting() -> None:
-    """Classifiers as well as embedders."""
+async def test_every_lane_gets_the_cache_setting() -> None:
+    """Classifiers and embedders."""
     task = Rerank(model="", queries=["q"], documents=["a", "b"])
-    async with serving(load({"cache_mb": "1"}, {}), "fake:labels=1") as app:
+    async with serve(load({"cache_mb": "1"}, {}), "fake:labels=1") as app:
         for cached in (0, 2):
             answer = await app.gateway.run(task, Context(id="r", deadline=time.monotonic() + 10))
             assert answer.facts.cached == cached
@@ -121,9 +121,9 @@ def test_sizes_are_checked(value: str) -> None:
         load({"cache_disk_mb": value}, {})
 
 
-async def test_the_gateway_reports_it_too() -> None:
-    """Facts of a result, for who asks in this process."""
-    async with serving(load({"cache_mb": "1"}, {}), "fake:") as app:
+async def test_the_gateway_reports_hits() -> None:
+    """As facts of the result, for callers in this process."""
+    async with serve(load({"cache_mb": "1"}, {}), "fake:") as app:
         ctx = Context(id="r", deadline=time.monotonic() + 10)
         for cached in (0, 2):
             answer = await app.gateway.run(Embed(model="", inputs=["x", "y"]), ctx)

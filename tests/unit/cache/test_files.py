@@ -1,4 +1,4 @@
-"""Rows on disk: there after a restart, bounded, shared by processes, and never a reason for an error."""
+"""Rows on disk: persistent, bounded, shared by processes, and never a cause of an error."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def writer() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def settled(writer: ThreadPoolExecutor) -> None:
-    """Everything that was given to the writer until now is done."""
+def wait_for_writer(writer: ThreadPoolExecutor) -> None:
+    """Wait until the writer has finished all submitted work."""
     writer.submit(lambda: None).result()
 
 
@@ -42,12 +42,12 @@ Make = Callable[..., DiskCache]
 
 @pytest.fixture
 def make(tmp_path: Path, writer: ThreadPoolExecutor) -> Make:
-    def made(prefix: Hashable = "model", *, memory: int = 0, max_bytes: int = MB, folder: str = "rows") -> DiskCache:
+    def create(prefix: Hashable = "model", *, memory: int = 0, max_bytes: int = MB, folder: str = "rows") -> DiskCache:
         cache = DiskCache(tmp_path / folder, prefix, MemoryCache(memory), max_bytes=max_bytes, writer=writer)
-        settled(writer)
+        wait_for_writer(writer)
         return cache
 
-    return made
+    return create
 
 
 def row(number: float, width: int = 8) -> CountedRow:
@@ -55,54 +55,54 @@ def row(number: float, width: int = 8) -> CountedRow:
 
 
 def read(cache: DiskCache, key: Hashable) -> float | None:
-    found = cache.get(key)
-    if found is None:
+    counted = cache.get(key)
+    if counted is None:
         return None
-    assert isinstance(found.row, np.ndarray)
-    assert found.tokens == int(found.row[0])
-    return float(found.row[0])
+    assert isinstance(counted.row, np.ndarray)
+    assert counted.tokens == int(counted.row[0])
+    return float(counted.row[0])
 
 
 def segments(cache: DiskCache) -> list[Path]:
     return sorted(cache.folder.glob("*.rows"))
 
 
-def test_rows_are_there_after_a_restart(make: Make, writer: ThreadPoolExecutor) -> None:
-    """With an empty memory, in another cache over the same folder; read-only, as from memory."""
+def test_rows_survive_a_restart(make: Make, writer: ThreadPoolExecutor) -> None:
+    """An empty memory tier, in another cache over the same folder; rows are read-only, as from memory."""
     first = make()
     for number in range(100):
         first.put(("k", number), row(number))
     first.put("set", CountedRow(VectorSet(dense=np.ones(2, np.float32)), 5))
     first.close()
-    settled(writer)
+    wait_for_writer(writer)
     second = make()
     assert [read(second, ("k", number)) for number in range(100)] == list(range(100))
-    found = second.get("set")
-    assert found is not None
-    assert isinstance(found.row, VectorSet)
+    row_set = second.get("set")
+    assert row_set is not None
+    assert isinstance(row_set.row, VectorSet)
     assert read(second, ("k", 100)) is None
     counts = second.counts()
     assert (counts.hits, counts.misses, counts.disk_bytes) == (101, 1, segments(second)[0].stat().st_size)
     other = first.get(("k", 1))
-    assert other is None  # it has let go of its files
+    assert other is None  # the cache has closed its files
 
 
 def test_the_prefix_is_part_of_every_key(make: Make, writer: ThreadPoolExecutor) -> None:
-    """Another revision's rows in the same folder are nobody's hits."""
+    """Rows of another revision in the same folder never match."""
     first = make(("model", "rev1", "f32"))
     first.put("k", row(1))
     first.close()
-    settled(writer)
+    wait_for_writer(writer)
     assert read(make(("model", "rev1", "bf16")), "k") is None
     assert read(make(("model", "rev1", "f32")), "k") == 1
 
 
-def test_what_is_read_from_disk_goes_up_to_memory(make: Make, writer: ThreadPoolExecutor) -> None:
-    """The second time no file is asked; a row in memory that was evicted there is found below."""
+def test_rows_read_from_disk_enter_memory(make: Make, writer: ThreadPoolExecutor) -> None:
+    """The second read uses no file; a row evicted from memory is found on disk."""
     cache = make(memory=1200)
     for number in range(4):
         cache.put(("k", number), row(number))
-    settled(writer)
+    wait_for_writer(writer)
     assert cache.memory.counts().evicted == 2
     assert read(cache, ("k", 0)) == 0
     before = cache.memory.counts().hits
@@ -112,14 +112,14 @@ def test_what_is_read_from_disk_goes_up_to_memory(make: Make, writer: ThreadPool
 
 
 def test_a_row_is_written_once(make: Make, writer: ThreadPoolExecutor) -> None:
-    """Also when it is put again before the writer came to it."""
+    """Also if it is put again before the write."""
     cache = make()
     for _ in range(3):
         cache.put("k", row(1))
-    settled(writer)
+    wait_for_writer(writer)
     size = cache.counts().disk_bytes
     cache.put("k", row(1))
-    settled(writer)
+    wait_for_writer(writer)
     assert cache.counts().disk_bytes == size == len(MAGIC) + len(encode_record(bytes(16), row(1)))
 
 
@@ -128,85 +128,85 @@ def test_a_row_is_written_once(make: Make, writer: ThreadPoolExecutor) -> None:
     [CountedRow(np.array([1, np.nan], np.float32), 1), CountedRow(np.zeros(LARGEST // 4 + 1, np.float32), 1)],
     ids=["NaN", "too large"],
 )
-def test_what_is_not_written(make: Make, writer: ThreadPoolExecutor, found: CountedRow) -> None:
-    """An answer that is none, and one that would take the loop too long to read."""
+def test_rows_that_are_not_written(make: Make, writer: ThreadPoolExecutor, found: CountedRow) -> None:
+    """Errors, and rows that would block the loop too long on a read."""
     cache = make(memory=1)
     cache.put("k", found)
-    settled(writer)
+    wait_for_writer(writer)
     assert (cache.counts().disk_bytes, cache.get("k")) == (0, None)
 
 
-def test_a_key_without_a_stable_form_is_the_memory_s_alone(make: Make, writer: ThreadPoolExecutor) -> None:
+def test_a_key_without_a_stable_form_stays_in_memory(make: Make, writer: ThreadPoolExecutor) -> None:
     cache = make(memory=MB)
     cache.put(("k", 1.5), row(1))
-    settled(writer)
+    wait_for_writer(writer)
     assert read(cache, ("k", 1.5)) == 1
     cache.put("other", row(2))
-    settled(writer)
+    wait_for_writer(writer)
     assert cache.get(("k", 2.5)) is None
 
 
-def test_its_bytes_are_bounded_by_throwing_the_oldest_away(make: Make, writer: ThreadPoolExecutor) -> None:
-    """Never much more than was allowed; what is newest is there, and what is there is right."""
+def test_bytes_are_bounded_by_deleting_the_oldest(make: Make, writer: ThreadPoolExecutor) -> None:
+    """The size stays near the limit; the newest rows are kept and correct."""
     cache = make(max_bytes=MB)
     for number in range(4000):
         cache.put(("k", number), row(number, 250))
         if number % 100 == 0:
-            settled(writer)
+            wait_for_writer(writer)
             assert sum(path.stat().st_size for path in segments(cache)) <= MB + 2000
-    settled(writer)
-    found = [read(cache, ("k", number)) for number in range(4000)]
-    assert found[0] is None
-    assert found[-1] == 3999
-    assert all(each in (None, number) for number, each in enumerate(found))
-    present = [each is not None for each in found]
+    wait_for_writer(writer)
+    rows = [read(cache, ("k", number)) for number in range(4000)]
+    assert rows[0] is None
+    assert rows[-1] == 3999
+    assert all(each in (None, number) for number, each in enumerate(rows))
+    present = [each is not None for each in rows]
     assert present == sorted(present), "the newest ones"
     assert MB * 0.7 < cache.counts().disk_bytes <= MB + 2000
     assert len(cache._index) == sum(present)
 
 
-def test_it_goes_on_where_it_was(make: Make, writer: ThreadPoolExecutor) -> None:
-    """Many restarts make no many files."""
+def test_a_restart_continues_the_last_segment(make: Make, writer: ThreadPoolExecutor) -> None:
+    """Restarts do not add files."""
     for number in range(20):
         cache = make()
         cache.put(("k", number), row(number))
         cache.close()
-        settled(writer)
+        wait_for_writer(writer)
     assert len(segments(cache)) == 1
     assert [read(make(), ("k", number)) for number in range(20)] == list(range(20))
 
 
-def written(make: Make, writer: ThreadPoolExecutor, count: int = 10) -> Path:
-    """A segment of `count` rows, and nobody who has it open."""
+def write_segment(make: Make, writer: ThreadPoolExecutor, count: int = 10) -> Path:
+    """Return a closed segment with `count` rows."""
     cache = make()
     for number in range(count):
         cache.put(("k", number), row(number))
     cache.close()
-    settled(writer)
+    wait_for_writer(writer)
     (path,) = segments(cache)
     return path
 
 
 @pytest.mark.parametrize("cut", [1, 30, 200])
-def test_a_file_that_was_cut_off(make: Make, writer: ThreadPoolExecutor, cut: int) -> None:
-    """As after a crash: what is whole is kept, and what is written later is found behind it."""
-    path = written(make, writer)
+def test_a_truncated_file_keeps_its_complete_records(make: Make, writer: ThreadPoolExecutor, cut: int) -> None:
+    """As after a crash: complete records are kept, and later rows are appended after them."""
+    path = write_segment(make, writer)
     os.truncate(path, path.stat().st_size - cut)
     cache = make()
-    found = [read(cache, ("k", number)) for number in range(10)]
-    assert found[0] == 0
-    assert found[9] is None
+    rows = [read(cache, ("k", number)) for number in range(10)]
+    assert rows[0] == 0
+    assert rows[9] is None
     cache.put("new", row(42))
     cache.close()
-    settled(writer)
+    wait_for_writer(writer)
     again = make()
     assert read(again, "new") == 42
-    assert [read(again, ("k", number)) for number in range(10)] == found
+    assert [read(again, ("k", number)) for number in range(10)] == rows
 
 
-def test_a_changed_record_is_thrown_away_alone(make: Make, writer: ThreadPoolExecutor) -> None:
-    """It is a miss, is counted, and may be written anew; its neighbours are there."""
-    path = written(make, writer)
+def test_only_the_changed_record_is_dropped(make: Make, writer: ThreadPoolExecutor) -> None:
+    """It is a miss, is counted, and may be written again; other records stay valid."""
+    path = write_segment(make, writer)
     content = bytearray(path.read_bytes())
     size = (len(content) - len(MAGIC)) // 10
     content[len(MAGIC) + 4 * size + size - 3] ^= 1
@@ -215,36 +215,36 @@ def test_a_changed_record_is_thrown_away_alone(make: Make, writer: ThreadPoolExe
     assert [read(cache, ("k", number)) for number in (3, 4, 5)] == [3, None, 5]
     assert cache.broken_records == 1
     cache.put(("k", 4), row(4))
-    settled(writer)
+    wait_for_writer(writer)
     assert read(cache, ("k", 4)) == 4
 
 
 @pytest.mark.parametrize("content", [b"", MAGIC[:3]])
-def test_a_file_that_was_only_begun(make: Make, writer: ThreadPoolExecutor, content: bytes) -> None:
-    """As after a crash: it is made a segment."""
+def test_a_half_created_file_becomes_a_segment(make: Make, writer: ThreadPoolExecutor, content: bytes) -> None:
+    """As after a crash during its creation."""
     folder = make().folder
     (folder / "00000000000000000001-1.rows").write_bytes(content)
     cache = make()
     cache.put("k", row(1))
     cache.close()
-    settled(writer)
+    wait_for_writer(writer)
     assert read(make(), "k") == 1
     assert len(segments(cache)) == 1
 
 
-PRECIOUS = b"MZ" + b"\0" * 4000
+FOREIGN_FILE = b"MZ" + b"\0" * 4000
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "folder", "pipe"])
-def test_what_is_no_segment_is_left_alone(
+def test_other_files_are_untouched(
     make: Make, writer: ThreadPoolExecutor, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever it is called: neither written, nor thrown away, nor waited for; rows are cached beside it."""
+    """Under any name they are not written, deleted or awaited; rows are cached in other files."""
     folder = make().folder
     path, victim = folder / "00000000000000000001-1.rows", tmp_path / "victim"
-    victim.write_bytes(PRECIOUS)
+    victim.write_bytes(FOREIGN_FILE)
     if kind == "file":
-        path.write_bytes(PRECIOUS)
+        path.write_bytes(FOREIGN_FILE)
     elif kind == "link":
         path.symlink_to(victim)
     elif kind == "folder":
@@ -254,22 +254,22 @@ def test_what_is_no_segment_is_left_alone(
     cache = make(max_bytes=1)
     for number in range(5000):
         cache.put(("k", number), row(number))
-        settled(writer)
+        wait_for_writer(writer)
     assert read(cache, ("k", 4999)) == 4999
     cache.close()
-    settled(writer)
+    wait_for_writer(writer)
     assert not caplog.records
     assert path.exists()
-    assert victim.read_bytes() == PRECIOUS
-    assert kind != "file" or path.read_bytes() == PRECIOUS
+    assert victim.read_bytes() == FOREIGN_FILE
+    assert kind != "file" or path.read_bytes() == FOREIGN_FILE
 
 
-def test_a_file_that_shrinks_or_goes_while_it_is_open(make: Make, writer: ThreadPoolExecutor) -> None:
-    """Whoever does that: a miss, where a mapped file would end the process."""
+def test_a_file_truncated_or_deleted_while_open_is_a_miss(make: Make, writer: ThreadPoolExecutor) -> None:
+    """It is a miss, whereas a mapped file would crash the process."""
     cache = make()
     for number in range(10):
         cache.put(("k", number), row(number))
-    settled(writer)
+    wait_for_writer(writer)
     (path,) = segments(cache)
     os.truncate(path, 100)
     assert [read(cache, ("k", number)) for number in range(10)][1:] == [None] * 9
@@ -277,28 +277,29 @@ def test_a_file_that_shrinks_or_goes_while_it_is_open(make: Make, writer: Thread
     assert read(cache, ("k", 0)) == 0
 
 
-def test_two_in_one_folder(tmp_path: Path) -> None:
-    """Each writes a file of its own and throws away none that the other writes; together they stay within bounds,
-    but for the file that each has open."""
+def test_two_caches_share_a_folder(tmp_path: Path) -> None:
+    """Each writes its own file and never deletes the file that the other writes; together they stay within bounds,
+    except for the file that each has open.
+    """
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
         caches = [DiskCache(tmp_path, "model", MemoryCache(0), max_bytes=MB, writer=writer) for writer in (one, two)]
         for number in range(3000):
             caches[number % 2].put(("k", number), row(number, 250))
             if number % 50 == 0:
-                settled(one)
-                settled(two)
+                wait_for_writer(one)
+                wait_for_writer(two)
                 assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= MB + 2 * (MB // 8) + 4000
-        settled(one)
-        settled(two)
+        wait_for_writer(one)
+        wait_for_writer(two)
         for at, cache in enumerate(caches):
             assert read(cache, ("k", 2998 + at)) == 2998 + at
-            found = [(number, read(cache, ("k", number))) for number in range(at, 3000, 2)]
-            assert all(each in (None, number) for number, each in found)
-            assert any(each is not None for _, each in found)
+            rows = [(number, read(cache, ("k", number))) for number in range(at, 3000, 2)]
+            assert all(each in (None, number) for number, each in rows)
+            assert any(each is not None for _, each in rows)
 
 
-def test_processes_in_one_folder(tmp_path: Path) -> None:
-    """Real ones, side by side, that throw away each other's finished files; every hit of a third one is right."""
+def test_processes_share_a_folder(tmp_path: Path) -> None:
+    """Concurrent processes delete each other's finished files; every hit of a third one is correct."""
     program = textwrap.dedent("""
         import sys
         from concurrent.futures import ThreadPoolExecutor
@@ -327,24 +328,24 @@ def test_processes_in_one_folder(tmp_path: Path) -> None:
     assert [process.wait(timeout=50) for process in running] == [0, 0, 0]
     with ThreadPoolExecutor(1) as writer:
         cache = DiskCache(tmp_path, "model", MemoryCache(0), max_bytes=MB, writer=writer)
-        settled(writer)
-        found = {number: read(cache, ("k", number)) for number in (*range(4500), *range(10_000, 13_000))}
-        hits = {number: each for number, each in found.items() if each is not None}
+        wait_for_writer(writer)
+        rows = {number: read(cache, ("k", number)) for number in (*range(4500), *range(10_000, 13_000))}
+        hits = {number: each for number, each in rows.items() if each is not None}
         assert len(hits) > 300
         assert all(number == each for number, each in hits.items())
         assert cache.broken_records == 0
 
 
-def test_a_segment_that_another_process_writes_is_left_to_it(make: Make, writer: ThreadPoolExecutor) -> None:
-    """It is read, but neither written nor thrown away."""
-    path = written(make, writer)
+def test_a_segment_of_another_process_is_read_only(make: Make, writer: ThreadPoolExecutor) -> None:
+    """It is read, but neither written nor deleted."""
+    path = write_segment(make, writer)
     with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         cache = make(max_bytes=1)
         assert read(cache, ("k", 3)) == 3
         for number in range(3000):
             cache.put(("n", number), row(number, 250))
-        settled(writer)
+        wait_for_writer(writer)
         assert path in segments(cache)
         assert len(segments(cache)) <= 3
     cache.close()
@@ -358,10 +359,10 @@ def test_disk_errors_stop_the_writer(
     caplog: pytest.LogCaptureFixture,
     code: int,
 ) -> None:
-    """One line in the log; what is there is read on, and puts cost nothing any more."""
+    """One log line; existing rows stay readable, and puts become free."""
     cache = make()
     cache.put("before", row(1))
-    settled(writer)
+    wait_for_writer(writer)
 
     def full(fd: int, data: Any) -> int:
         raise OSError(code, os.strerror(code))
@@ -369,17 +370,17 @@ def test_disk_errors_stop_the_writer(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         cache.put("lost", row(2))
-        settled(writer)
+        wait_for_writer(writer)
     with caplog.at_level(logging.WARNING):
         cache.put("later", row(3))
-    settled(writer)
+    wait_for_writer(writer)
     assert (read(cache, "before"), read(cache, "lost"), read(cache, "later")) == (1, None, None)
     messages = [record.getMessage() for record in caplog.records]
     assert messages == [f"rows are no longer cached in {cache.folder}: {os.strerror(code)}"]
 
 
-def test_a_folder_that_cannot_be_made(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The model runs; nothing is kept on disk."""
+def test_a_folder_that_cannot_be_created(make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The model runs without rows on disk."""
     (tmp_path / "file").write_text("")
     cache = make(folder="file/rows", memory=MB)
     cache.put("k", row(1))
@@ -396,15 +397,15 @@ def test_a_bug_stops_the_writer_and_is_logged(
     cache = make()
     monkeypatch.setattr(files, "encode_record", broken)
     cache.put("k", row(1))
-    settled(writer)
+    wait_for_writer(writer)
     assert "ZeroDivisionError" in caplog.text
     cache.put("k", row(1))
-    settled(writer)
+    wait_for_writer(writer)
     assert read(cache, "k") is None
 
 
 class Slow(ThreadPoolExecutor):
-    """Nothing that is submitted runs before `go`."""
+    """An executor that runs nothing before `go`."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -419,9 +420,10 @@ class Slow(ThreadPoolExecutor):
             self.calls.pop(0)()
 
 
-def test_a_writer_that_does_not_keep_up_fills_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows beyond the bound are not written; once it has caught up, they are again. Before the files were read, a
-    look into them finds nothing, and does not wait."""
+def test_a_slow_writer_has_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows beyond the bound are dropped; once the writer has caught up, rows are written again. Before the files are
+    scanned, a lookup misses and does not wait.
+    """
     monkeypatch.setattr(files, "MOST_WAITING", 100 * 32)
     writer = Slow()
     cache = DiskCache(tmp_path, "model", MemoryCache(0), max_bytes=MB, writer=writer)
@@ -444,13 +446,13 @@ def test_a_writer_that_does_not_keep_up_fills_no_memory(tmp_path: Path, monkeypa
     writer.shutdown()
     with ThreadPoolExecutor(1) as fresh:
         again = DiskCache(tmp_path, "model", MemoryCache(0), max_bytes=MB, writer=fresh)
-        settled(fresh)
+        wait_for_writer(fresh)
         assert (read(again, "last"), read(again, "too late")) == (7, None)
 
 
-def test_one_that_is_closed_before_it_was_read(make: Make, writer: ThreadPoolExecutor) -> None:
-    """It does not read all of it for nobody."""
-    folder = written(make, writer).parent
+def test_closing_stops_the_scan(make: Make, writer: ThreadPoolExecutor) -> None:
+    """It stops the scan of its files."""
+    folder = write_segment(make, writer).parent
     slow = Slow()
     cache = DiskCache(folder, "model", MemoryCache(0), max_bytes=MB, writer=slow)
     cache.close()
@@ -459,23 +461,23 @@ def test_one_that_is_closed_before_it_was_read(make: Make, writer: ThreadPoolExe
     assert cache._segments == {}
 
 
-def test_descriptors_are_given_back(make: Make, writer: ThreadPoolExecutor) -> None:
-    """Of thrown away segments at once, of all of them when it is closed."""
+def test_file_descriptors_are_closed(make: Make, writer: ThreadPoolExecutor) -> None:
+    """Those of deleted segments at once, all of them on close."""
     before = len(os.listdir("/proc/self/fd"))
     cache = make()
     for number in range(3000):
         cache.put(("k", number), row(number, 250))
-    settled(writer)
+    wait_for_writer(writer)
     assert len(os.listdir("/proc/self/fd")) - before == len(segments(cache)) <= 9
     cache.close()
-    settled(writer)
+    wait_for_writer(writer)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_the_loop_never_waits_for_it(make: Make, writer: ThreadPoolExecutor) -> None:
-    """Put and get on an event loop, under a guard that fails whatever blocks there."""
+async def test_the_loop_never_blocks(make: Make, writer: ThreadPoolExecutor) -> None:
+    """Put and get on an event loop, with a guard that fails on blocking calls."""
     cache = make()
     cache.put("k", row(1))
-    settled(writer)
+    wait_for_writer(writer)
     assert read(cache, "k") == 1
     cache.close()

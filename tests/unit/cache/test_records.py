@@ -1,4 +1,4 @@
-"""How cached rows are written: keys that mean the same in every process, records that notice a changed bit."""
+"""The format of cached rows: keys that are equal in every process, and records that detect a flipped bit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KEYS = st.recursive(
 
 @given(one=KEYS, other=KEYS)
 def test_equal_keys_and_no_others_have_equal_bytes(one: Hashable, other: Hashable) -> None:
-    """What Python calls equal is one key, here as in a dictionary; True is 1 in both."""
+    """Keys that Python considers equal are one key, as in a dictionary; True equals 1 in both."""
     assert (key_bytes(one) == key_bytes(other)) == (one == other)
 
 
@@ -58,26 +58,26 @@ def test_equal_keys_and_no_others_have_equal_bytes(one: Hashable, other: Hashabl
     ],
 )
 def test_keys_that_look_alike(one: Hashable, other: Hashable) -> None:
-    """Borders and kinds are part of the bytes."""
+    """Lengths and types are part of the bytes."""
     assert key_bytes(one) != key_bytes(other)
 
 
-def test_what_counts_as_equal() -> None:
-    """Tuples with names, numbers of numpy, and texts with half a pair, which are no UTF-8."""
+def test_equality() -> None:
+    """Named tuples, numpy numbers, and texts with a lone surrogate, which are not valid UTF-8."""
     assert key_bytes(Shape(None, True)) == key_bytes((None, 1))
     assert key_bytes(np.int64(5)) == key_bytes(5)
     assert key_bytes("\ud800") != key_bytes("\ud801")
 
 
 @pytest.mark.parametrize("key", [1.5, frozenset({1}), ("a", (2.0,)), Path("x")])
-def test_a_key_of_another_kind_has_no_bytes(key: Any) -> None:
-    """Rather than bytes that could differ the next time."""
+def test_a_key_of_an_unstable_type_has_no_bytes(key: Any) -> None:
+    """Its bytes could differ in another process."""
     with pytest.raises(TypeError, match="no stable form"):
         key_bytes(key)
 
 
 def test_another_process_gives_the_same_bytes() -> None:
-    """Whatever its seed for hashes is."""
+    """For any hash seed."""
     key = (b"\x00\xffids", 7, (None, True), "tëxt", ("query", -1))
     program = f"from shoal.cache.records import key_bytes; print(key_bytes({key!r}).hex())"
     for seed in ("1", "2"):
@@ -86,8 +86,8 @@ def test_another_process_gives_the_same_bytes() -> None:
         assert run.stdout.strip() == key_bytes(key).hex()
 
 
-def rows_of(found: CountedRow) -> list[Array]:
-    return collect_arrays(found.row)
+def rows_of(counted: CountedRow) -> list[Array]:
+    return collect_arrays(counted.row)
 
 
 EVERY = VectorSet(
@@ -107,13 +107,13 @@ ROWS: list[Row] = [
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_rows_come_back_to_the_bit(row: Row) -> None:
+def test_rows_round_trip_exactly(row: Row) -> None:
     """With tokens, kinds, shapes and types, and read-only."""
-    found = decode_record(encode_record(DIGEST, CountedRow(row, 7)), DIGEST)
-    assert found is not None
-    assert found.tokens == 7
-    assert isinstance(found.row, VectorSet) == isinstance(row, VectorSet)
-    for one, other in zip(collect_arrays(found.row), collect_arrays(row), strict=True):
+    decoded = decode_record(encode_record(DIGEST, CountedRow(row, 7)), DIGEST)
+    assert decoded is not None
+    assert decoded.tokens == 7
+    assert isinstance(decoded.row, VectorSet) == isinstance(row, VectorSet)
+    for one, other in zip(collect_arrays(decoded.row), collect_arrays(row), strict=True):
         assert one.dtype == other.dtype
         assert one.shape == other.shape
         assert one.tobytes() == other.tobytes()
@@ -124,25 +124,25 @@ RECORD = encode_record(DIGEST, CountedRow(EVERY, 7))
 
 
 @given(at=st.integers(0, len(RECORD) - 1), bit=st.integers(0, 7))
-def test_a_changed_bit_is_noticed(at: int, bit: int) -> None:
-    """Anywhere: in the checksum, the size, the digest or the numbers."""
+def test_a_flipped_bit_is_detected(at: int, bit: int) -> None:
+    """In the checksum, the size, the digest or the numbers."""
     changed = bytearray(RECORD)
     changed[at] ^= 1 << bit
     assert decode_record(bytes(changed), DIGEST) is None
 
 
 @given(size=st.integers(0, len(RECORD) - 1))
-def test_a_record_that_is_cut_off_is_noticed(size: int) -> None:
+def test_a_truncated_record_is_detected(size: int) -> None:
     assert decode_record(RECORD[:size], DIGEST) is None
 
 
-def test_another_key_s_record_is_none() -> None:
-    """A place that holds something else by now."""
+def test_another_key_s_record_is_a_miss() -> None:
+    """For a position that was overwritten."""
     assert decode_record(RECORD, bytes(16)) is None
 
 
-def whole(payload: Any) -> bytes:
-    """A record with a right checksum over what may not be a row."""
+def make_record(payload: Any) -> bytes:
+    """Return a record with a correct checksum over a payload that may not be a row."""
     body = msgspec.msgpack.encode(payload)
     tail = len(body).to_bytes(4, "little") + DIGEST + body
     return zlib.crc32(tail).to_bytes(4, "little") + tail
@@ -162,14 +162,14 @@ def whole(payload: Any) -> bytes:
         [7, True, 5],
     ],
 )
-def test_what_is_whole_and_no_row_is_none(payload: Any) -> None:
-    """Written by another version, or by somebody else; no type but a row's is ever made of it."""
-    assert decode_record(whole([7, True, ["<f4", [1], b"\0" * 4]]), DIGEST) is not None
-    assert decode_record(whole(payload), DIGEST) is None
+def test_complete_records_that_are_not_rows_are_a_miss(payload: Any) -> None:
+    """Records of another version or program; decoding never creates another type than a row."""
+    assert decode_record(make_record([7, True, ["<f4", [1], b"\0" * 4]]), DIGEST) is not None
+    assert decode_record(make_record(payload), DIGEST) is None
 
 
 class TestReadingAFile:
-    def listed(self, path: Path) -> list[tuple[bytes, int, int]]:
+    def read_all(self, path: Path) -> list[tuple[bytes, int, int]]:
         fd = os.open(path, os.O_RDONLY)
         try:
             return list(read_records(fd, path.stat().st_size))
@@ -182,28 +182,28 @@ class TestReadingAFile:
         return path
 
     def test_every_record_is_found_at_its_place(self, tmp_path: Path) -> None:
-        """More of them than one look into the file holds."""
+        """More of them than one read of the file holds."""
         digests = [number.to_bytes(16, "big") for number in range(700)]
         written = [encode_record(digest, CountedRow(np.zeros(700, np.float32), 1)) for digest in digests]
         content = MAGIC + b"".join(written)
         assert len(content) > LARGEST
-        found = self.listed(self.file(tmp_path, content))
-        assert [digest for digest, _, _ in found] == digests
-        assert all(content[at : at + size] == one for (_, at, size), one in zip(found, written, strict=True))
+        records = self.read_all(self.file(tmp_path, content))
+        assert [digest for digest, _, _ in records] == digests
+        assert all(content[at : at + size] == one for (_, at, size), one in zip(records, written, strict=True))
 
     @settings(max_examples=40)
     @given(cut=st.integers(0, 2 * len(RECORD) + len(MAGIC)))
-    def test_what_is_whole_before_a_cut_is_found(self, cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-        """However much of the last record was written."""
+    def test_records_before_a_truncation_are_found(self, cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+        """For every length of the truncated last record."""
         path = self.file(tmp_path_factory.mktemp("cut"), (MAGIC + RECORD + RECORD)[:cut])
-        assert len(self.listed(path)) == max(0, cut - len(MAGIC)) // len(RECORD)
+        assert len(self.read_all(path)) == max(0, cut - len(MAGIC)) // len(RECORD)
 
-    def test_a_file_of_somebody_else_has_no_records(self, tmp_path: Path) -> None:
-        assert self.listed(self.file(tmp_path, b"x" * 5000)) == []
-        assert self.listed(self.file(tmp_path, b"")) == []
+    def test_a_foreign_file_has_no_records(self, tmp_path: Path) -> None:
+        assert self.read_all(self.file(tmp_path, b"x" * 5000)) == []
+        assert self.read_all(self.file(tmp_path, b"")) == []
 
     @pytest.mark.parametrize("size", [0, 2**32 - 1, 3 * LARGEST])
-    def test_a_senseless_size_ends_it(self, tmp_path: Path, size: int) -> None:
-        """What follows cannot be found any more."""
+    def test_an_invalid_size_ends_the_scan(self, tmp_path: Path, size: int) -> None:
+        """Later records cannot be located."""
         broken = RECORD[:4] + size.to_bytes(4, "little") + RECORD[8:]
-        assert len(self.listed(self.file(tmp_path, MAGIC + RECORD + broken + RECORD))) == 1
+        assert len(self.read_all(self.file(tmp_path, MAGIC + RECORD + broken + RECORD))) == 1

@@ -1,4 +1,4 @@
-"""The caches of a server: which models have one, where it lies, and that nothing of it stays behind."""
+"""The caches of a server: which models have one, where it is stored, and cleanup."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def entries(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-async def test_none_is_the_default(tmp_path: Path) -> None:
-    """No cache, no thread, no folder."""
+async def test_the_default_is_no_cache(tmp_path: Path) -> None:
+    """No cache, thread or folder."""
     caches = RowCaches(tmp_path)
     assert caches.open("m", Settings(), FACTS, "f32") is None
     assert caches.counts() == {}
@@ -35,8 +35,8 @@ async def test_none_is_the_default(tmp_path: Path) -> None:
     assert entries(tmp_path) == []
 
 
-async def test_in_memory_alone(tmp_path: Path) -> None:
-    """As many bytes as the setting says, gone with the model."""
+async def test_memory_only(tmp_path: Path) -> None:
+    """The setting bounds its bytes; it is freed with the model."""
     caches = RowCaches(tmp_path)
     cache = caches.open("m", settings(2), FACTS, "f32")
     assert isinstance(cache, MemoryCache)
@@ -53,8 +53,8 @@ async def test_in_memory_alone(tmp_path: Path) -> None:
     assert entries(tmp_path) == []
 
 
-async def test_on_disk_it_outlives_the_server(tmp_path: Path) -> None:
-    """With or without memory over it; all that waits is written before it ends, and no thread stays."""
+async def test_rows_on_disk_outlive_the_server(tmp_path: Path) -> None:
+    """With or without a memory tier; pending rows are written before shutdown, and no thread remains."""
     for memory in (0, 1):
         caches = RowCaches(tmp_path)
         cache = caches.open("org/m", settings(memory, 1), FACTS, "f32")
@@ -85,23 +85,23 @@ async def test_on_disk_it_outlives_the_server(tmp_path: Path) -> None:
     ],
     ids=["weights", "revision", "backend", "answers", "precision"],
 )
-async def test_rows_of_another_model_are_none_of_its_own(tmp_path: Path, facts: ModelFacts, precision: str) -> None:
-    """Under the same name: what computes them must be the same in everything."""
+async def test_rows_of_another_model_are_not_used(tmp_path: Path, facts: ModelFacts, precision: str) -> None:
+    """For models with one name: every fact that affects the rows must match."""
     for each, weights, expected in ((FACTS, "f32", None), (facts, precision, None), (FACTS, "f32", ROW.tokens)):
         caches = RowCaches(tmp_path)
         cache = caches.open("m", settings(0, 1), each, weights)
         assert cache is not None
         assert caches._writer is not None
         caches._writer.submit(lambda: None).result()
-        found = cache.get("k")
-        assert (found.tokens if found is not None else None) == expected
+        row = cache.get("k")
+        assert (row.tokens if row is not None else None) == expected
         if each is FACTS and expected is None:
             cache.put("k", ROW)
         await caches.aclose()
 
 
-async def test_a_model_that_is_not_known_by_its_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A server behind which another model may stand tomorrow: its rows are in memory at most, and the log says so."""
+async def test_a_remote_model_is_cached_in_memory_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The model behind a server may change: its rows stay in memory only, and the log says so."""
     unknown = ModelFacts(source="s", backend="tei", tasks=("embed",))
     caches = RowCaches(tmp_path)
     assert caches.open("m", settings(0, 1), unknown, "f32") is None
@@ -115,7 +115,7 @@ async def test_a_model_that_is_not_known_by_its_weights(tmp_path: Path, caplog: 
 
 
 async def test_a_model_that_wakes_finds_its_files(tmp_path: Path) -> None:
-    """Opened again while the server runs, also without having been closed."""
+    """It is reopened while the server runs, also if it was not closed."""
     caches = RowCaches(tmp_path)
     for number in range(3):
         cache = caches.open("m", settings(0, 1), FACTS, "f32")

@@ -15,7 +15,7 @@ class Quiet(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(server: HTTPServer) -> Iterator[None]:
+def serve_in_thread(server: HTTPServer) -> Iterator[None]:
     """Run the server in a thread until the end of the block."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from shoal.cli import app
 from shoal.cli._asking import ServerClient, first_key
 from shoal.errors import ConfigError, SetupError, TransportFailed
-from tests.unit.cli.servers import Quiet, serving
+from tests.unit.cli.servers import Quiet, serve_in_thread
 
 
 class FakeServer(HTTPServer):
@@ -64,7 +64,7 @@ def test_proxies_are_not_used_for_this_machine(command: list[str], monkeypatch: 
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
     server = FakeServer({"data": []})
-    with serving(server):
+    with serve_in_thread(server):
         words = [*command, "--url", server.url]
         result = CliRunner().invoke(app, words, env={"http_proxy": "http://127.0.0.1:1"})
     assert "no response from" not in result.stderr
@@ -75,7 +75,7 @@ def test_proxies_are_not_used_for_this_machine(command: list[str], monkeypatch: 
 def test_a_server_that_asks_for_a_key(command: list[str]) -> None:
     """The server's error names headers; the command says where it takes the key from."""
     server = FakeServer({"error": {"message": "No API key was sent."}}, 401)
-    with serving(server):
+    with serve_in_thread(server):
         result = CliRunner().invoke(app, [*command, "--url", server.url])
     assert result.exit_code == 1
     assert "answered 401: No API key was sent. (the key comes from SHOAL_API_KEY" in result.stderr
@@ -85,14 +85,14 @@ def test_a_server_that_asks_for_a_key(command: list[str]) -> None:
 def test_vectors_of_another_shape(answer: Any) -> None:
     """An answer that is no list of vectors is a one-line error."""
     server = FakeServer(answer)
-    with serving(server):
+    with serve_in_thread(server):
         result = CliRunner().invoke(app, ["embed", "--url", server.url, "--model", "m", "a"])
     assert result.exit_code == 1
     assert result.stderr.startswith("error: ") and "is it a Shoal server?" in result.stderr
 
 
 @pytest.mark.parametrize("words", [b"SSH-2.0-OpenSSH_9.6\r\n", b"", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{"])
-def test_what_does_not_speak_http(words: bytes) -> None:
+def test_servers_that_do_not_speak_http(words: bytes) -> None:
     """Nor to the end of its answer."""
     with raw_server(words) as url, pytest.raises(TransportFailed, match="no response from"):
         ServerClient(url).ask("/v1/models")
@@ -111,7 +111,7 @@ def test_what_does_not_speak_http(words: bytes) -> None:
 def test_the_first_model_that_can(listed: Any, first: str | None) -> None:
     """A model without known tasks counts as able."""
     server = FakeServer({"data": listed})
-    with serving(server):
+    with serve_in_thread(server):
         if first is not None:
             assert ServerClient(server.url).first_model("embed") == first
             return
@@ -120,7 +120,7 @@ def test_the_first_model_that_can(listed: Any, first: str | None) -> None:
 
 
 @pytest.mark.parametrize("url", ["localhost:8080", "ftp://box", "http://", "http://[::1"])
-def test_what_is_no_url(url: str) -> None:
+def test_invalid_urls(url: str) -> None:
     """The error names the flag."""
     with pytest.raises(ConfigError, match="write http://host:port"):
         ServerClient(url)
@@ -129,7 +129,7 @@ def test_what_is_no_url(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "key"), [("http://127.0.0.1:1/ü", None), ("http://a..b:1", None), ("http://127.0.0.1:1", "a\nb")]
 )
-def test_what_http_has_no_letters_for(url: str, key: str | None) -> None:
+def test_characters_that_http_cannot_carry(url: str, key: str | None) -> None:
     """One line, and no traceback."""
     with pytest.raises(ConfigError, match="cannot be reached: check --url and the key"):
         ServerClient(url, key).ask("/models")

@@ -38,10 +38,12 @@ def test_a_model_is_described_by_its_facts() -> None:
     )
 
 
-def test_of_two_defaults_the_first_counts() -> None:
+def test_the_first_of_two_defaults_is_used() -> None:
     """The default is the one that requests use."""
-    found = [text for label, text in banner_lines(Settings(), 8080, [card("a/b"), card("c/d")]) if label == "model"]
-    assert [text.rpartition(", alias tiny, ")[2] for text in found] == [
+    model_lines = [
+        text for label, text in banner_lines(Settings(), 8080, [card("a/b"), card("c/d")]) if label == "model"
+    ]
+    assert [text.rpartition(", alias tiny, ")[2] for text in model_lines] == [
         "default for embed",
         "not default for embed: a/b is listed first",
     ]
@@ -49,30 +51,30 @@ def test_of_two_defaults_the_first_counts() -> None:
 
 def test_a_failed_model_is_listed() -> None:
     """A failed model has no facts."""
-    found = banner(Settings(), card(state="failed", facts=None, error="no such folder"))
-    assert found["model"] == "org/name  failed"
-    assert "try" not in found
+    banner_text = banner(Settings(), card(state="failed", facts=None, error="no such folder"))
+    assert banner_text["model"] == "org/name  failed"
+    assert "try" not in banner_text
 
 
 def test_a_waiting_model_shows_the_reason() -> None:
     """Its server may come up at any time."""
-    found = banner(Settings(), card(state="loading", facts=None, note="waiting for triton://far:8001: refused"))
-    assert found["model"] == "org/name  loading: waiting for triton://far:8001: refused"
+    banner_text = banner(Settings(), card(state="loading", facts=None, note="waiting for triton://far:8001: refused"))
+    assert banner_text["model"] == "org/name  loading: waiting for triton://far:8001: refused"
 
 
-def test_a_model_that_found_no_room_sleeps() -> None:
+def test_a_model_without_memory_is_shown_as_sleeping() -> None:
     """A model that was never loaded has no facts; the first request wakes it."""
     assert banner(Settings(), card(state="unloaded", facts=None, sleeping=True))["model"] == "org/name  sleeping"
 
 
 def test_without_a_model_the_next_step_is_shown() -> None:
     """Clients may load models."""
-    found = banner(Settings())
-    assert found["model"] == "none yet: shoal load NAME --url http://127.0.0.1:8080"
-    assert "try" not in found
+    banner_text = banner(Settings())
+    assert banner_text["model"] == "none yet: shoal load NAME --url http://127.0.0.1:8080"
+    assert "try" not in banner_text
 
 
-def test_the_line_to_try_is_a_valid_command() -> None:
+def test_the_example_is_a_valid_command() -> None:
     """A shell splits it into a POST of valid JSON to a model that embeds."""
     words = shlex.split(banner(Settings(), card("a/b"))["try"])
     assert words[:3] == ["curl", "-s", "http://127.0.0.1:8080/v1/embeddings"]
@@ -82,10 +84,10 @@ def test_the_line_to_try_is_a_valid_command() -> None:
 def test_keys_are_counted_and_never_shown() -> None:
     """The example takes the key from the environment."""
     settings = Settings(api_key=("s3cret",), host="0.0.0.0")
-    found = banner(settings, card())
-    assert found["auth"] == "on, 1 key"
-    assert "Bearer $SHOAL_API_KEY" in found["try"]
-    assert "s3cret" not in str(found)
+    banner_text = banner(settings, card())
+    assert banner_text["auth"] == "on, 1 key"
+    assert "Bearer $SHOAL_API_KEY" in banner_text["try"]
+    assert "s3cret" not in str(banner_text)
 
 
 def test_an_insecure_server_is_warned_about() -> None:
@@ -103,7 +105,7 @@ def test_an_insecure_server_is_warned_about() -> None:
         ("box.example", "http://box.example:80"),
     ],
 )
-def test_the_url_is_one_to_open(host: str, expected: str) -> None:
+def test_the_url_can_be_opened(host: str, expected: str) -> None:
     """A browser cannot open wildcard addresses."""
     assert browser_url(host, 80) == expected
 
@@ -111,8 +113,8 @@ def test_the_url_is_one_to_open(host: str, expected: str) -> None:
 def test_a_model_that_generates_has_a_line_of_its_own() -> None:
     """A model that does both has two lines."""
     facts = ModelFacts(source="fake", backend="fake", tasks=("embed", "generate"))
-    found = banner(Settings(), card("a/b", facts=facts))
-    words = shlex.split(found["chat"])
+    banner_text = banner(Settings(), card("a/b", facts=facts))
+    words = shlex.split(banner_text["chat"])
     assert words[2].endswith("/v1/chat/completions")
     assert json.loads(words[-1])["messages"][0]["role"] == "user"
-    assert "/v1/embeddings" in found["try"]
+    assert "/v1/embeddings" in banner_text["try"]

@@ -20,7 +20,7 @@ from shoal.cli import app
 from shoal.cli._talking import RemoteChat, open_local_chat
 from shoal.errors import ConfigError, EngineFailed, SetupError, TransportFailed
 from shoal.types import Chunk, Context, Generate, Message, Sampling
-from tests.unit.cli.servers import Quiet, serving
+from tests.unit.cli.servers import Quiet, serve_in_thread
 
 runner = CliRunner()
 ASKED = [Message(role="user", content="a?")]
@@ -85,7 +85,7 @@ class _Reply(Quiet):
 @pytest.fixture
 def upstream() -> Iterator[Upstream]:
     server = Upstream()
-    with serving(server):
+    with serve_in_thread(server):
         yield server
 
 
@@ -102,7 +102,7 @@ class TestHere:
         assert runner.invoke(app, ["chat", "fake:"], input="from a pipe\n").stdout == "from a pipe\n"
         assert runner.invoke(app, ["chat", "fake:", "and", "-"], input="a pipe\n").stdout == "and a pipe\n"
 
-    def test_most_tokens(self) -> None:
+    def test_a_truncated_answer_is_reported(self) -> None:
         """A truncated answer is reported beside the answer."""
         result = runner.invoke(app, ["chat", "--model", "fake:", "one two three", "--max-tokens", "2"])
         assert result.stdout == "one two\n"
@@ -128,7 +128,7 @@ class TestHere:
 
 
 class TestArguments:
-    def test_no_model(self) -> None:
+    def test_a_model_is_required(self) -> None:
         """The default model only embeds, so a model must be named."""
         result = runner.invoke(app, ["chat"], input="a")
         assert result.exit_code == 2
@@ -141,7 +141,7 @@ class TestArguments:
             assert result.exit_code == 1
             assert "the question is empty" in result.stderr
 
-    def test_bytes_that_are_no_text(self) -> None:
+    def test_arguments_that_are_not_utf_8_are_refused(self) -> None:
         """Arguments that are not UTF-8 reach Python as surrogates."""
         assert "not UTF-8 (byte 1)" in runner.invoke(app, ["chat", "fake:"], input=b"\xfc").stderr
         assert "not UTF-8" in runner.invoke(app, ["chat", "fake:", "\udcfc"]).stderr
@@ -217,9 +217,7 @@ class TestThere:
             ),
         ],
     )
-    def test_what_goes_wrong_in_mid_stream(
-        self, upstream: Upstream, event: bytes, kind: type[Exception], message: str
-    ) -> None:
+    def test_errors_in_mid_stream(self, upstream: Upstream, event: bytes, kind: type[Exception], message: str) -> None:
         """Error events, invalid data and truncated streams are errors."""
         upstream.events[1:] = [event]
         with pytest.raises(kind, match=message):
@@ -230,14 +228,14 @@ class TestThere:
         del upstream.events[-1]
         assert list(RemoteChat(upstream.url, "m").ask(ASKED, Sampling()))[-1].usage is not None
 
-    def test_what_came_before_an_error_is_printed(self, upstream: Upstream) -> None:
+    def test_text_before_an_error_is_printed(self, upstream: Upstream) -> None:
         """A line end follows it, so the error has its own line."""
         upstream.events[3:] = [b'data: {"error":{"message":"out of memory"}}\n\n']
         result = runner.invoke(app, ["chat", "--url", upstream.url, "--model", "m", "a"])
         assert (result.exit_code, result.stdout) == (1, "Sí, \n")
         assert "error: out of memory" in result.stderr
 
-    def test_nothing_listens(self) -> None:
+    def test_a_refused_connection_is_an_error(self) -> None:
         """The error names the next step."""
         result = runner.invoke(app, ["chat", "--url", "http://127.0.0.1:1", "a"])
         assert result.exit_code == 1
@@ -250,7 +248,7 @@ class TestThere:
         assert "write http://host:port" in result.stderr
 
 
-class Scripted:
+class ScriptedApp:
     """Replaces App: one model that says a word and then waits forever."""
 
     def __init__(self, *, tasks: tuple[str, ...] = ("generate",), state: str = "ready") -> None:
@@ -292,7 +290,7 @@ class Scripted:
 class TestOpened:
     def test_closing_an_answer_stops_the_model(self) -> None:
         """The model's loop keeps running in its own thread until the context ends."""
-        app = Scripted()
+        app = ScriptedApp()
         with open_local_chat(app.opening(), ignore_note) as here:
             chunks = here.ask(ASKED, Sampling())
             assert next(chunks).text == "a"
@@ -305,25 +303,25 @@ class TestOpened:
     @pytest.mark.parametrize(
         ("app", "message"),
         [
-            (Scripted(tasks=("embed",)), "m does not generate text: name a language model"),
-            (Scripted(state="failed"), "m: no such file"),
+            (ScriptedApp(tasks=("embed",)), "m does not generate text: name a language model"),
+            (ScriptedApp(state="failed"), "m: no such file"),
         ],
     )
-    def test_a_model_that_cannot_chat(self, app: Scripted, message: str) -> None:
+    def test_a_model_that_cannot_chat(self, app: ScriptedApp, message: str) -> None:
         """The error comes at once, and everything is closed."""
         with pytest.raises(SetupError, match=message), open_local_chat(app.opening(), ignore_note):
             pytest.fail("it was opened")
         assert "shoal-chat" not in {thread.name for thread in threading.enumerate()}
 
-    def test_leaving_while_it_loads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_ctrl_c_while_loading_cancels_the_load(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Ctrl-C during a long load cancels it and closes what was opened."""
-        app = Scripted()
+        app = ScriptedApp()
         app.loaded.clear()
 
-        def interrupted(self: Any) -> Any:
+        def raise_interrupt(self: Any) -> Any:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("shoal.cli._talking.Future.result", interrupted)
+        monkeypatch.setattr("shoal.cli._talking.Future.result", raise_interrupt)
         with pytest.raises(KeyboardInterrupt), open_local_chat(app.opening(), ignore_note):
             pytest.fail("it was opened")
         assert "shoal-chat" not in {thread.name for thread in threading.enumerate()}
@@ -331,27 +329,27 @@ class TestOpened:
     def test_each_reason_of_a_wait_is_printed_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Waiting for a server must not look like a hang."""
         monkeypatch.setattr("shoal.cli._talking.POLL_INTERVAL_S", 0.001)
-        app = Scripted()
+        app = ScriptedApp()
         app.loaded.clear()
         app.card.note = "waiting for triton://h:1: it does not answer"
         app.pending_sources = {"triton://other:1": "nobody is there"}
         lines: list[str] = []
 
-        def noted(line: str) -> None:
+        def record_note(line: str) -> None:
             lines.append(line)
             if len(lines) == 2:
                 app.loaded.set()
 
-        with open_local_chat(app.opening(), noted):
+        with open_local_chat(app.opening(), record_note):
             pass
         assert lines == [
             "m is not ready yet: waiting for triton://h:1: it does not answer",
             "triton://other:1 is not ready yet: nobody is there",
         ]
 
-    def test_a_failure_to_close_is_no_secret(self) -> None:
+    def test_a_failure_to_close_is_reported(self) -> None:
         """The failure is reported even after all answers."""
-        app = Scripted()
+        app = ScriptedApp()
         app.sticks = True
         with pytest.raises(OSError, match="does not close"), open_local_chat(app.opening(), ignore_note):
             pass

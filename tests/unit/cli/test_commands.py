@@ -19,7 +19,7 @@ runner = CliRunner()
 HEAVY = ("openvino", "onnx", "onnxruntime", "numpy", "huggingface_hub", "tokenizers", "uvicorn", "starlette", "rich")
 
 
-def test_version_names_what_decides_how_it_runs() -> None:
+def test_version_names_the_runtime_environment() -> None:
     """Shoal, Python and the engines are listed, one per line."""
     result = runner.invoke(app, ["--version"])
     assert result.exit_code == 0
@@ -31,8 +31,8 @@ def test_version_names_what_decides_how_it_runs() -> None:
 def test_the_command_imports_nothing_heavy() -> None:
     """`shoal --version` answers at once, since only the running command is imported."""
     code = f"import sys, shoal.cli; print([name for name in {HEAVY!r} if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -89,10 +89,10 @@ def test_a_bad_variable_is_a_failure() -> None:
 def test_an_interrupt_is_130_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C is no error of the program."""
 
-    def interrupted(*_: object) -> None:
+    def raise_interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shoal.config.load", interrupted)
+    monkeypatch.setattr("shoal.config.load", raise_interrupt)
     result = runner.invoke(app, ["config"])
     assert result.exit_code == 130
     assert "Traceback" not in result.output
@@ -122,14 +122,14 @@ class TestConfig:
         """The folder's file counts, flags win, and keys are masked."""
         (tmp_path / "shoal.toml").write_text('max_inputs = 7\nport = 1\n[models."m"]\nbackends = ["fake:"]\n')
         result = runner.invoke(app, ["config", "--json", "--port", "2", "--api-key", "abc"], env={"SHOAL_STREAMS": "3"})
-        found = json.loads(result.stdout)
-        settings = found["settings"]
+        output = json.loads(result.stdout)
+        settings = output["settings"]
         assert set(settings) == {row.name for row in SETTINGS}
         assert settings["port"] == {"value": 2, "source": "--port"}
         assert settings["max_inputs"] == {"value": 7, "source": str(tmp_path / "shoal.toml")}
         assert settings["streams"] == {"value": 3, "source": "SHOAL_STREAMS"}
         assert settings["api_key"] == {"value": ["****"], "source": "--api-key"}
-        assert found["models"]["value"] == ["m=fake:"]
+        assert output["models"]["value"] == ["m=fake:"]
 
     def test_the_table_shows_every_setting(self, tmp_path: Path) -> None:
         """Name, value and source are shown, including tables of models."""
@@ -149,11 +149,11 @@ class TestConfig:
         assert rows["port"] == ["8080", "preset triton-grpc-proxy"]
         assert rows["models"] == ["model=triton://t:8001#model@1", "TRITON_SERVER_URL"]
         assert rows['models."model".input_names'] == ["text=text", "preset triton-grpc-proxy"]
-        found = json.loads(
+        output = json.loads(
             runner.invoke(app, ["config", "--json"], env={**environ, "SHOAL_AS": "inference-server"}).stdout
         )
-        assert found["preset"] == "inference-server"
-        assert found["settings"]["port"] == {"value": 8686, "source": "preset inference-server"}
+        assert output["preset"] == "inference-server"
+        assert output["settings"]["port"] == {"value": 8686, "source": "preset inference-server"}
 
     def test_an_unknown_preset_is_a_usage_error(self) -> None:
         """The error lists the presets."""

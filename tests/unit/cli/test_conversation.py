@@ -21,8 +21,8 @@ class TestConversation:
             ("user", "a?"),
         ]
         talk.add_turn("a?", "a.")
-        found = [(one.role, one.content) for one in talk.build_messages("b?")]
-        assert found == [("system", "be brief"), ("user", "a?"), ("assistant", "a."), ("user", "b?")]
+        messages = [(one.role, one.content) for one in talk.build_messages("b?")]
+        assert messages == [("system", "be brief"), ("user", "a?"), ("assistant", "a."), ("user", "b?")]
 
     def test_undo_takes_back_question_and_answer(self) -> None:
         """Each undo removes one pair, or nothing if there is none."""
@@ -61,7 +61,7 @@ class TestCommand:
         """Paths, and text with a slash elsewhere, are sent to the model."""
         assert parse_command(text) == found
 
-    def test_all_in_the_list_are_commands(self) -> None:
+    def test_all_listed_commands_parse(self) -> None:
         """Each is found by its own name."""
         assert {name: parse_command(f"/{name}") for name in COMMANDS} == {name: (name, "") for name in COMMANDS}
 
@@ -87,13 +87,13 @@ class TestLines:
         assert not lines.unfinished
 
     @pytest.mark.parametrize("line", ["", "   ", '""""""', '"""  """'])
-    def test_nothing_is_no_message(self, line: str) -> None:
+    def test_an_empty_line_is_not_a_message(self, line: str) -> None:
         """An empty line is ignored."""
         lines = MessageReader()
         assert lines.push(line) is None
         assert not lines.unfinished
 
-    def test_what_is_unfinished_can_be_dropped(self) -> None:
+    def test_an_unfinished_turn_can_be_dropped(self) -> None:
         """The next line starts a new message."""
         lines = MessageReader()
         lines.push('"""half')

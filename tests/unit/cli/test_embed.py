@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from shoal.backends.fake.model import compute_vector, tokenize_item, word_id
 from shoal.cli import app
 from shoal.types import Image
-from tests.unit.cli.servers import Quiet, serving
+from tests.unit.cli.servers import Quiet, serve_in_thread
 from tests.unit.drawn import file_of
 
 runner = CliRunner()
@@ -42,7 +42,7 @@ class Upstream(HTTPServer):
 
 
 def _length(item: Any) -> int:
-    """Return the length of a text, plain or in an object; of a picture the number of bytes."""
+    """Return the length of a text, plain or in an object; of an image the number of bytes."""
     if isinstance(item, str):
         return len(item)
     ((kind, value),) = item.items()
@@ -84,7 +84,7 @@ class _Reply(Quiet):
 @pytest.fixture
 def upstream() -> Iterator[Upstream]:
     server = Upstream()
-    with serving(server):
+    with serve_in_thread(server):
         yield server
 
 
@@ -99,9 +99,9 @@ class TestHere:
         """The vectors are also written to a file in NumPy format."""
         result = runner.invoke(app, ["embed", "--model", "fake:", "-o", "out.npy"], input="a b\nc\n")
         assert (result.exit_code, result.stdout) == (0, "")
-        found = np.load(tmp_path / "out.npy", allow_pickle=False)
-        assert found.dtype == np.float32
-        assert np.allclose(found, [expected("a", "b"), expected("c")])
+        rows = np.load(tmp_path / "out.npy", allow_pickle=False)
+        assert rows.dtype == np.float32
+        assert np.allclose(rows, [expected("a", "b"), expected("c")])
 
     def test_only_line_ends_end_lines(self) -> None:
         """Other line separators are part of a text; CR LF is one end, and the last line needs none."""
@@ -119,14 +119,14 @@ class TestHere:
         ],
     )
     @pytest.mark.parametrize("there", [[], ["--url", "http://127.0.0.1:1"]])
-    def test_lines_that_can_have_no_vector_are_named(self, data: bytes, line: str, there: list[str]) -> None:
+    def test_lines_without_a_vector_are_reported(self, data: bytes, line: str, there: list[str]) -> None:
         """The error comes before a model is loaded or a server called, and is the same for both."""
         result = runner.invoke(app, ["embed", "--model", "fake:", *there], input=data)
         assert (result.exit_code, result.stdout) == (1, "")
         assert result.stderr.startswith(f"error: {line}")
 
     @pytest.mark.parametrize(("text", "reason"), [("", "is empty and has no vector"), ("\udcfc", "is not UTF-8")])
-    def test_arguments_that_can_have_no_vector_are_named(self, text: str, reason: str) -> None:
+    def test_arguments_without_a_vector_are_reported(self, text: str, reason: str) -> None:
         """The error has the position and exit code 2. Bytes that are not UTF-8 reach Python as surrogates."""
         result = runner.invoke(app, ["embed", "--model", "fake:", "a", text])
         assert result.exit_code == 2
@@ -164,7 +164,7 @@ class TestHere:
         assert result.stderr.startswith("error: tei+http://a:80,tei+http://b:80: name the model on these servers: ")
         assert "NAME=tei+http://a:80,..." in result.stderr
 
-    def test_no_text_at_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_empty_input_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Empty input is an error; the command does not wait silently for a terminal."""
         assert "standard input is empty" in runner.invoke(app, ["embed", "--model", "fake:"], input="").stderr
 
@@ -229,14 +229,14 @@ class TestThere:
         assert result.exit_code == 1
         assert "answered 404: no model nobody; known: all" in result.stderr
 
-    def test_nothing_listens(self, upstream: Upstream) -> None:
+    def test_a_refused_connection_is_an_error(self, upstream: Upstream) -> None:
         """The error names the next step."""
         result = runner.invoke(app, ["embed", "--url", "http://127.0.0.1:1", "a"])
         assert result.exit_code == 1
         assert "is a server running there?" in result.stderr
 
 
-def seen(data: bytes) -> Any:
+def image_vector(data: bytes) -> Any:
     vector = compute_vector(tokenize_item(Image(data)), 32)
     return vector / np.linalg.norm(vector)
 
@@ -244,13 +244,13 @@ def seen(data: bytes) -> Any:
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, bytes]:
     """Create files in the current folder."""
-    found = {f"{colour}.png": file_of(colour) for colour in ("red", "green", "blue")}
-    for name, data in found.items():
+    images = {f"{colour}.png": file_of(colour) for colour in ("red", "green", "blue")}
+    for name, data in images.items():
         (tmp_path / name).write_bytes(data)
-    return found
+    return images
 
 
-class TestPictures:
+class TestImages:
     @pytest.mark.parametrize(
         "words",
         [
@@ -262,20 +262,20 @@ class TestPictures:
         ],
     )
     def test_texts_come_first(self, files: dict[str, bytes], words: list[str]) -> None:
-        """Texts precede pictures in any order of arguments; a flag takes all words up to the next one, as from
+        """Texts precede images in any order of arguments; a flag takes all words up to the next one, as from
         *.png."""
         result = runner.invoke(app, ["embed", "--model", "fake:images=1", *words])
         assert result.exit_code == 0, result.output
-        right = [expected("a", "b"), seen(files["red.png"]), seen(files["green.png"])]
+        right = [expected("a", "b"), image_vector(files["red.png"]), image_vector(files["green.png"])]
         assert np.allclose(json.loads(result.stdout), right)
 
-    def test_pictures_alone(self, files: dict[str, bytes]) -> None:
-        """Standard input is not read for texts; if named, it is a picture."""
+    def test_images_alone(self, files: dict[str, bytes]) -> None:
+        """Standard input is not read for texts; if named, it is an image."""
         result = runner.invoke(app, ["embed", "--model", "fake:images=1", "--image", "red.png"], input="a\n")
-        assert np.allclose(json.loads(result.stdout), [seen(files["red.png"])])
+        assert np.allclose(json.loads(result.stdout), [image_vector(files["red.png"])])
         words = ["embed", "--model", "fake:images=1", "--image", "red.png", "-", "blue.png"]
         result = runner.invoke(app, words, input=files["green.png"])
-        right = [seen(files[f"{colour}.png"]) for colour in ("red", "green", "blue")]
+        right = [image_vector(files[f"{colour}.png"]) for colour in ("red", "green", "blue")]
         assert np.allclose(json.loads(result.stdout), right)
 
     @pytest.mark.parametrize(
@@ -297,12 +297,12 @@ class TestPictures:
         assert (result.exit_code, result.stdout) == (1, "")
         assert result.stderr.startswith(f"error: {line}")
 
-    def test_a_terminal_is_no_picture(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_terminal_is_no_image(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Terminal(io.StringIO):
             def isatty(self) -> bool:
                 return True
 
-        from shoal.cli._pictures import check_images
+        from shoal.cli._images import check_images
         from shoal.errors import InvalidValue
 
         monkeypatch.setattr("sys.stdin", Terminal())
@@ -343,10 +343,10 @@ class TestPictures:
         assert json.loads(result.stdout) == [[length] * 3 for length in lengths]
 
     @pytest.mark.parametrize("before", [[], ["red.png"]])
-    def test_a_broken_picture_is_named(
+    def test_a_broken_image_is_named(
         self, files: dict[str, bytes], upstream: Upstream, before: list[str], tmp_path: Path
     ) -> None:
-        """The error names the file, also for a single picture."""
+        """The error names the file, also for a single image."""
         (tmp_path / "broken.png").write_bytes(BROKEN)
         place = f"http://127.0.0.1:{upstream.server_port}"
         words = ["embed", "--url", place, "--model", "m", "--image", *before, "broken.png"]

@@ -14,7 +14,7 @@ from shoal.config.presets import FLAGS
 runner = CliRunner()
 
 
-def shown(*words: str) -> Any:
+def show_config(*words: str) -> Any:
     result = runner.invoke(app, ["config", "--json", *words])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
@@ -24,14 +24,14 @@ def shown(*words: str) -> Any:
 def test_they_are_read_under_their_preset(words: tuple[str, ...]) -> None:
     """They work before and after it, in both forms, beside Shoal's own flags."""
     for line in ((*words, "--as", "triton-openai"), ("--as", "triton-openai", *words, "--port", "9000")):
-        assert shown(*line)["models"] == {"value": ["triton://10.0.0.5:8001"], "source": "--triton_http_host"}
+        assert show_config(*line)["models"] == {"value": ["triton://10.0.0.5:8001"], "source": "--triton_http_host"}
 
 
 def test_addresses_may_stand_between() -> None:
     """A positional address wins over a flag."""
-    found = shown("--as", "triton-openai", "--triton_http_host", "h", "triton://other:9001", "--verbose", "True")
-    assert found["models"]["value"] == ["triton://other:9001"]
-    assert found["settings"]["log_level"] == {"value": "debug", "source": "--verbose"}
+    config = show_config("--as", "triton-openai", "--triton_http_host", "h", "triton://other:9001", "--verbose", "True")
+    assert config["models"]["value"] == ["triton://other:9001"]
+    assert config["settings"]["log_level"] == {"value": "debug", "source": "--verbose"}
 
 
 @pytest.mark.parametrize("flag", FLAGS)

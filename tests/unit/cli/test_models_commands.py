@@ -173,18 +173,18 @@ def test_show_of_a_model_that_scores(shoal: Shoal, put: Callable[..., StoredMode
 
 
 def test_show_of_a_dual_encoder(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
-    """Texts and pictures, their comparison, and both verification results are shown."""
-    seen = ImagePart(
-        graph="image.onnx", spec=ImageSpec(size=(224, 320), dimension=8), verification=Verdict("pictures agree", 1.0)
+    """Texts and images, their comparison, and both verification results are shown."""
+    image_part = ImagePart(
+        graph="image.onnx", spec=ImageSpec(size=(224, 320), dimension=8), verification=Verdict("images agree", 1.0)
     )
-    put("org/clip", verification=Verdict("texts agree", 1.0), image=seen, contrast=ContrastSpec(scale=100.0))
+    put("org/clip", verification=Verdict("texts agree", 1.0), image=image_part, contrast=ContrastSpec(scale=100.0))
     facts = json.loads(shoal("show", "org/clip", "--json").stdout)
     assert (facts["pictures"], facts["image_graph"], facts["max_tokens"]) == ("320 x 224", "image.onnx", 16)
     assert facts["compared_by"] == "softmax of 100 * cosine + 0"
-    assert facts["verified"] == "texts agree; pictures agree"
+    assert facts["verified"] == "texts agree; images agree"
 
 
-def test_show_of_a_picture_classifier(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
+def test_show_of_an_image_classifier(shoal: Shoal, put: Callable[..., StoredModel]) -> None:
     """Neither texts nor vectors are listed."""
     score = ScoreSpec(labels=("cat", "dog"), activation="softmax", pairs=False)
     image = ImagePart(graph="model.onnx", spec=ImageSpec(size=(32, 32), dimension=0, score=score))
@@ -207,7 +207,7 @@ def test_show_lists_variants(shoal: Shoal, put: Callable[..., StoredModel], home
     measured = {name: parity[name] for name in ("min_cosine", "mean_cosine", "speed", "bytes")}
     assert facts["variants"] == {"int8": measured, "fp16": {"bytes": 700}}
     shown = shoal("show", "org/tiny").stdout
-    assert "int8: 700 B, mean cosine to f32 0.9987, least 0.9863, 2.5x f32 (16x8); fp16: 700 B" in shown
+    assert "int8: 700 B, mean cosine to f32 0.9987, minimum 0.9863, 2.5x f32 (16x8); fp16: 700 B" in shown
     Store(home).note(stored, "variant_fp16", {"key": "openvino", "max_difference": 0.01, "bytes": 700})
     assert "fp16: 700 B, scores move by 0.0100 of their range" in shoal("show", "org/tiny").stdout
 
@@ -267,7 +267,7 @@ def test_rm_removes_every_revision_or_the_one_named(shoal: Shoal, put: Callable[
 
 class TestTriton:
     @pytest.fixture(autouse=True)
-    def composed(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    def publish_calls(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         """Record the calls of the composition root, in place of a Triton."""
         calls: list[tuple[Any, ...]] = []
 
@@ -284,18 +284,18 @@ class TestTriton:
         return calls
 
     def test_pull_writes_into_a_repository(
-        self, shoal: Shoal, folder: Path, home: Path, composed: list[tuple[Any, ...]]
+        self, shoal: Shoal, folder: Path, home: Path, publish_calls: list[tuple[Any, ...]]
     ) -> None:
         """The model is in the store and in the repository, with the options of the flags."""
         flags = ["--to", "triton", "--triton-repository", "repo", "--triton-instances", "2"]
         result = shoal("pull", f"file:{folder}", *flags)
         assert result.exit_code == 0, result.output
         assert result.stdout.endswith(": written to repo\n")
-        assert composed == [(f"file:{folder}", "repo", 2)]
+        assert publish_calls == [(f"file:{folder}", "repo", 2)]
         assert [one.manifest.id for one in Store(home).entries()] == ["tiny"]
 
     def test_rm_takes_it_out_of_the_repository(
-        self, shoal: Shoal, put: Callable[..., StoredModel], home: Path, composed: list[tuple[Any, ...]]
+        self, shoal: Shoal, put: Callable[..., StoredModel], home: Path, publish_calls: list[tuple[Any, ...]]
     ) -> None:
         """The store keeps its copy; an unknown name is an error."""
         put("org/tiny")
@@ -305,24 +305,24 @@ class TestTriton:
         result = shoal("rm", "org/other", "--from", "triton", "--triton-repository", "repo")
         assert result.exit_code == 1
         assert result.stderr == "error: org/other is not in repo: check its name there\n"
-        assert composed == [("org/tiny", "repo"), ("org/other", "repo")]
+        assert publish_calls == [("org/tiny", "repo"), ("org/other", "repo")]
 
     @pytest.mark.parametrize("words", [("pull", "org/tiny", "--to", "triton"), ("rm", "org/tiny", "--from", "triton")])
     def test_a_repository_must_be_named(
-        self, shoal: Shoal, composed: list[tuple[Any, ...]], words: tuple[str, ...]
+        self, shoal: Shoal, publish_calls: list[tuple[Any, ...]], words: tuple[str, ...]
     ) -> None:
         """The usage error comes before anything is fetched or removed, with exit code 2."""
         result = shoal(*words)
         assert result.exit_code == 2
         assert "--triton-repository DIR" in result.stderr
-        assert composed == []
+        assert publish_calls == []
 
-    def test_rm_has_one_place_to_remove_from(self, shoal: Shoal, composed: list[tuple[Any, ...]]) -> None:
+    def test_rm_has_one_place_to_remove_from(self, shoal: Shoal, publish_calls: list[tuple[Any, ...]]) -> None:
         """A server knows its own repository."""
         result = shoal("rm", "m", "--from", "triton", "--url", "http://localhost:1", "--triton-repository", "repo")
         assert result.exit_code == 2
         assert "--url and --from are mutually exclusive" in result.stderr
-        assert composed == []
+        assert publish_calls == []
 
 
 class TestLanguageModels:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from shoal.backends.fake.model import compute_vector, tokenize_item
 from shoal.cli import app
 from shoal.types import Image, Item
-from tests.unit.cli.servers import Quiet, serving
+from tests.unit.cli.servers import Quiet, serve_in_thread
 from tests.unit.drawn import file_of
 
 runner = CliRunner()
@@ -69,7 +69,7 @@ class _Reply(Quiet):
 @pytest.fixture
 def upstream() -> Iterator[Upstream]:
     server = Upstream()
-    with serving(server):
+    with serve_in_thread(server):
         yield server
 
 
@@ -77,13 +77,13 @@ class TestHere:
     def test_the_best_comes_first(self) -> None:
         result = runner.invoke(app, ["rank", "red.png", *TEXTS, "--model", "fake:images=1", "--json"])
         assert result.exit_code == 0, result.output
-        found = json.loads(result.stdout)
-        for got, one in zip(found, right(), strict=True):
+        output = json.loads(result.stdout)
+        for got, one in zip(output, right(), strict=True):
             assert (got["index"], got["text"]) == (one["index"], one["text"])
             assert (got["cosine"], got["score"]) == pytest.approx((one["cosine"], one["score"]), abs=1e-5)
 
     def test_as_a_table(self) -> None:
-        """The picture may come from a pipe."""
+        """The image may come from a pipe."""
         result = runner.invoke(app, ["rank", "-", *TEXTS, "--model", "fake:images=1"], input=RED)
         assert result.exit_code == 0, result.output
         head, *lines = result.stdout.splitlines()
@@ -102,12 +102,12 @@ class TestHere:
             (["red.png", "a", "--model", "file:nowhere"], 1, "nowhere: "),
         ],
     )
-    def test_what_cannot_be_ranked(self, words: list[str], code: int, line: str) -> None:
+    def test_unrankable_inputs(self, words: list[str], code: int, line: str) -> None:
         result = runner.invoke(app, ["rank", *words])
         assert (result.exit_code, result.stdout) == (code, "")
         assert result.stderr.splitlines()[-1].startswith(f"error: {line}")
 
-    def test_a_picture_without_texts(self) -> None:
+    def test_an_image_without_texts(self) -> None:
         result = runner.invoke(app, ["rank", "red.png"])
         assert result.exit_code == 2
         assert "Missing argument 'TEXT'" in result.stderr

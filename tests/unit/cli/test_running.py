@@ -15,7 +15,7 @@ from shoal.cli._running import RunningServer
 from shoal.config.settings import Settings
 from shoal.errors import ConfigError, SetupError, TransportFailed
 from shoal.models.progress import Progress
-from tests.unit.cli.servers import Quiet, serving
+from tests.unit.cli.servers import Quiet, serve_in_thread
 
 Shoal = Callable[..., Result]
 Looks = list[dict[str, Any]]
@@ -61,12 +61,12 @@ class _Reply(Quiet):
         request = f"{self.command} {self.path}"
         self.server.requests.append((request, json.loads(body) if body else None))
         self.server.keys.add(self.headers["authorization"])
-        status, found = self.server.replies.get(request, (404, {"error": {"message": f"no route {request}"}}))
-        if isinstance(found, list):
-            found = found.pop(0)
+        status, reply = self.server.replies.get(request, (404, {"error": {"message": f"no route {request}"}}))
+        if isinstance(reply, list):
+            reply = reply.pop(0)
         self.send_response(status)
         self.end_headers()
-        self.wfile.write(found if isinstance(found, bytes) else json.dumps(found).encode())
+        self.wfile.write(reply if isinstance(reply, bytes) else json.dumps(reply).encode())
 
     do_GET = do_POST = do_DELETE = _answer
 
@@ -89,7 +89,7 @@ class RecordingProgress(Progress):
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     monkeypatch.setattr(_running, "POLL_S", 0.0)
     server = Stub()
-    with serving(server):
+    with serve_in_thread(server):
         yield server
 
 
@@ -158,7 +158,7 @@ class TestLoad:
         assert result.stderr == "converting\n"
         assert stub.requests[0] == (path, {"backend": "triton", "text_in": True})
 
-    def test_one_that_is_there_already(self, shoal: Shoal, stub: Stub) -> None:
+    def test_a_model_that_is_already_loaded(self, shoal: Shoal, stub: Stub) -> None:
         """It is reported and no error; addresses stay readable in the path."""
         stub.job("POST /v1/models/hf:org/tiny@v1/load?wait=false", [{"state": "done", "changed": False}])
         result = shoal("load", "hf:org/tiny@v1")
@@ -191,22 +191,22 @@ class TestLoad:
             {"state": "done"},
         ]
         stub.job("POST /v1/models/m/load?wait=false", looks)
-        seen = RecordingProgress()
-        assert RunningServer(stub.url).load("m", {}, seen)
-        assert seen.calls == [("model.onnx", 5, 10), ("more", 1, None), ("convert", 0.25), ("warming up",)]
+        progress_log = RecordingProgress()
+        assert RunningServer(stub.url).load("m", {}, progress_log)
+        assert progress_log.calls == [("model.onnx", 5, 10), ("more", 1, None), ("convert", 0.25), ("warming up",)]
 
     def test_an_interrupt_says_that_the_server_continues(self, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
         """Ctrl-C stops the watching, not the job."""
 
-        def interrupted(seconds: float) -> None:
+        def raise_interrupt(seconds: float) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("time.sleep", interrupted)
+        monkeypatch.setattr("time.sleep", raise_interrupt)
         stub.job("POST /v1/models/m/load?wait=false", [{"state": "running"}])
-        seen = RecordingProgress()
+        progress_log = RecordingProgress()
         with pytest.raises(KeyboardInterrupt):
-            RunningServer(stub.url).load("m", {}, seen)
-        assert seen.calls == [("the server continues the job: `shoal ps` shows its progress",)]
+            RunningServer(stub.url).load("m", {}, progress_log)
+        assert progress_log.calls == [("the server continues the job: `shoal ps` shows its progress",)]
 
     @pytest.mark.parametrize("name", ["", "/", "/etc/passwd", "//"])
     @pytest.mark.parametrize("verb", [("load",), ("unload",), ("rm", "--url", "http://localhost:1")])
@@ -249,7 +249,7 @@ class TestUnload:
 
 
 class TestServer:
-    def test_nothing_there(self, shoal: Shoal) -> None:
+    def test_a_refused_connection_is_an_error(self, shoal: Shoal) -> None:
         """The error names the next step."""
         result = shoal("ps", "--url", "http://127.0.0.1:1")
         assert result.exit_code == 1
@@ -281,7 +281,7 @@ class TestServer:
         with pytest.raises(TransportFailed, match=r"is it a Shoal server\?"):
             RunningServer(stub.url).models()
 
-    def test_a_server_that_knows_no_jobs(self, stub: Stub) -> None:
+    def test_a_server_without_jobs(self, stub: Stub) -> None:
         """An older server has loaded the model by then, or cannot."""
         stub.replies["POST /v1/models/m/load?wait=false"] = (200, {"status": "success"})
         with pytest.raises(TransportFailed, match="did not start a job"):
@@ -312,7 +312,7 @@ class TestServer:
         stub.replies["GET /models"] = (200, {"data": []})
         assert shoal("ps", http_proxy="http://127.0.0.1:1").exit_code == 0
 
-    def test_where_it_is(self) -> None:
+    def test_the_server_url(self) -> None:
         """The settings' port or the preset's is used; port 0 needs --url; URLs need http or https."""
         assert RunningServer.from_settings(Settings(port=9000), "").url == "http://127.0.0.1:9000"
         assert RunningServer.from_settings(Settings(host="0.0.0.0"), "").url == "http://localhost:8080"

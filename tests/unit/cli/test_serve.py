@@ -49,12 +49,12 @@ def announcements(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return names
 
 
-def announcing(fake_app: FakeApp, **tables: ModelTable) -> asyncio.Task[None]:
+def start_announcing(fake_app: FakeApp, **tables: ModelTable) -> asyncio.Task[None]:
     loaded = LoadedConfig(Settings(), {}, models=tables)
     return asyncio.create_task(serve._announce(cast(Any, fake_app), loaded, 80))
 
 
-async def looks() -> None:
+async def let_command_poll() -> None:
     """Give the command time for several polls."""
     for _ in range(20):
         await asyncio.sleep(0)
@@ -63,8 +63,8 @@ async def looks() -> None:
 async def test_models_are_announced_together(announcements: list[list[str]], caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is announced while a model loads; a failed model is logged as an error."""
     fake_app = FakeApp(LOADING, WAITING)
-    task = announcing(fake_app)
-    await looks()
+    task = start_announcing(fake_app)
+    await let_command_poll()
     assert announcements == []
     fake_app.cards = (READY, FAILED)
     fake_app.over.set()
@@ -84,9 +84,9 @@ def test_a_failure_is_the_last_line_of_the_log(form: str, tmp_path: Path) -> Non
     assert result.exit_code == 1
     assert sum("does not exist" in line for line in lines) == 1
     if form == "json":
-        found = [json.loads(line) for line in lines]
-        assert found[-1]["level"] == "error"
-        assert found[-1]["message"].startswith("bad: file:")
+        events = [json.loads(line) for line in lines]
+        assert events[-1]["level"] == "error"
+        assert events[-1]["message"].startswith("bad: file:")
     else:
         assert lines[-1].startswith("error: bad: file:")
 
@@ -96,8 +96,8 @@ async def test_failures_are_logged_once_beside_waiting_models(
 ) -> None:
     """A failure is logged once although the announcement is repeated."""
     fake_app = FakeApp(READY, FAILED, WAITING)
-    task = announcing(fake_app)
-    await looks()
+    task = start_announcing(fake_app)
+    await let_command_poll()
     fake_app.cards = (READY, FAILED)
     fake_app.over.set()
     await task
@@ -122,43 +122,43 @@ async def test_a_table_without_effect_is_logged(
     cards: tuple[ModelCard, ...],
     told_of: bool,
 ) -> None:
-    """Such as one under an alias: its settings would be missed without a word."""
+    """For example a table under an alias: its settings would be ignored silently."""
     fake_app = FakeApp(*cards)
     fake_app.over.set()
-    await announcing(fake_app, **{table: ModelTable(backends=("fake:",) if table == "later" else ())})
+    await start_announcing(fake_app, **{table: ModelTable(backends=("fake:",) if table == "later" else ())})
     words = '[models."other"] has no backends and matches no served model (good): it applies once'
     assert (words in caplog.text) is told_of
     assert len(announcements) == 1
 
 
-async def test_a_table_may_be_of_a_server_that_is_away(
+async def test_a_table_of_an_unreachable_server_is_not_reported(
     announcements: list[list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody knows which models it has."""
+    """Its models are not known."""
     fake_app = FakeApp(READY)
     fake_app.pending_sources["openai+http://away/v1"] = "not reachable"
     fake_app.over.set()
-    await announcing(fake_app, other=ModelTable())
+    await start_announcing(fake_app, other=ModelTable())
     assert "is not ready yet" in caplog.text
-    assert "names no model" not in caplog.text
+    assert "matches no served model" not in caplog.text
 
 
-async def test_no_model_at_all_is_no_failure(announcements: list[list[str]]) -> None:
+async def test_a_server_without_models_keeps_running(announcements: list[list[str]]) -> None:
     """A server may start without a model; clients load them."""
     fake_app = FakeApp()
     fake_app.over.set()
-    await announcing(fake_app)
+    await start_announcing(fake_app)
     assert announcements == [[]]
 
 
-async def test_a_server_whose_models_are_not_known_yet(
+async def test_an_unreachable_server_without_a_model_name_is_logged(
     announcements: list[list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was named without a model, and is not there: said, and no failure."""
+    """It was named without a model and is unreachable: this is logged, and is not a failure."""
     fake_app = FakeApp()
     fake_app.pending_sources["triton://far:8001"] = "connection refused"
     fake_app.over.set()
-    await announcing(fake_app)
+    await start_announcing(fake_app)
     assert "triton://far:8001 is not ready yet: connection refused" in caplog.text
     assert announcements == [[]]
 
@@ -168,7 +168,7 @@ async def test_the_command_exits_when_every_model_failed(announcements: list[lis
     fake_app = FakeApp(FAILED, replace(FAILED, name="worse", error="not a model"))
     fake_app.over.set()
     with pytest.raises(SetupError, match="bad: no such folder; worse: not a model"):
-        await announcing(fake_app)
+        await start_announcing(fake_app)
     assert announcements == []
 
 
@@ -179,8 +179,8 @@ async def test_a_waiting_model_does_not_delay_others(
     back."""
     fake_app = FakeApp(READY, WAITING)
     with caplog.at_level(logging.WARNING):
-        task = announcing(fake_app)
-        await looks()
+        task = start_announcing(fake_app)
+        await let_command_poll()
         assert announcements == [["good", "far"]]
         assert caplog.text.count("far is not served yet: waiting for triton://far:8001: refused") == 1
         fake_app.cards = (READY, replace(READY, name="far"))
@@ -192,8 +192,8 @@ async def test_a_waiting_model_does_not_delay_others(
 async def test_the_server_runs_on_for_a_waiting_model(announcements: list[list[str]]) -> None:
     """The server keeps running for a model that is still waiting."""
     fake_app = FakeApp(FAILED, WAITING)
-    task = announcing(fake_app)
-    await looks()
+    task = start_announcing(fake_app)
+    await let_command_poll()
     assert announcements == [["bad", "far"]]
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -203,10 +203,10 @@ async def test_the_server_runs_on_for_a_waiting_model(announcements: list[list[s
 async def test_stopping_cancels_the_announcement(announcements: list[list[str]]) -> None:
     """No task is left when the server stops first."""
     before = asyncio.all_tasks()
-    task = announcing(FakeApp(LOADING))
-    await looks()
+    task = start_announcing(FakeApp(LOADING))
+    await let_command_poll()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await looks()
+    await let_command_poll()
     assert asyncio.all_tasks() == before

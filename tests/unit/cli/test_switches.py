@@ -13,7 +13,7 @@ from shoal.cli import app
 runner = CliRunner()
 
 
-def shown(*words: str) -> Any:
+def show_config(*words: str) -> Any:
     result = runner.invoke(app, ["config", "--json", "--as", "tei", *words])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)["settings"]
@@ -33,12 +33,12 @@ def shown(*words: str) -> Any:
 )
 def test_a_value_may_follow(words: list[str], truncate: bool, source: str) -> None:
     """Without a value the flag means yes. Shoal's own flag wins."""
-    assert shown(*words)["truncate"] == {"value": truncate, "source": source}
+    assert show_config(*words)["truncate"] == {"value": truncate, "source": source}
 
 
 def test_an_address_after_it_stays_one() -> None:
     """An address after the flag is not its value."""
     result = runner.invoke(app, ["config", "--json", "--as", "tei", "--json-output", "--model-id", "a/b"])
-    found = json.loads(result.stdout)
-    assert found["settings"]["log_format"]["value"] == "json"
-    assert found["models"]["value"] == ["hf:a/b"]
+    output = json.loads(result.stdout)
+    assert output["settings"]["log_format"]["value"] == "json"
+    assert output["models"]["value"] == ["hf:a/b"]

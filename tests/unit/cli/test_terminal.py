@@ -37,7 +37,7 @@ class Script:
             self.closed += 1
 
 
-class Typed:
+class TypedLines:
     """A user who types these lines, and Ctrl-D at the end; an exception is raised as a key press."""
 
     def __init__(self, *lines: str | type[BaseException]) -> None:
@@ -52,7 +52,7 @@ class Typed:
         raise line
 
 
-class Interrupted(io.StringIO):
+class InterruptedOutput(io.StringIO):
     """Simulates Ctrl-C while `word` is written."""
 
     word = " twice"
@@ -71,9 +71,9 @@ def talk(
     stats: bool = False,
     colour: bool = False,
     shown: io.StringIO | None = None,
-) -> tuple[str, Typed]:
+) -> tuple[str, TypedLines]:
     """Return the terminal's output of a conversation."""
-    shown, typed, ticks = shown or io.StringIO(), Typed(*lines), count()
+    shown, typed, ticks = shown or io.StringIO(), TypedLines(*lines), count()
     Terminal(
         script, Conversation(system), Sampling(temperature=0.5, max_tokens=9), out=shown, dim=colour, read=typed,
         show_stats=stats, clock=lambda: float(next(ticks)),
@@ -101,7 +101,7 @@ def test_text_is_shown_as_it_stands() -> None:
     assert shown.splitlines()[0] == text + "[2J"
 
 
-def test_what_it_thinks_is_dimmed_and_no_part_of_the_conversation() -> None:
+def test_reasoning_is_dimmed_and_not_part_of_the_conversation() -> None:
     """An empty line separates reasoning and answer."""
     script = Script(Chunk(reasoning="Hm."), Chunk(text="\n\nYes."))
     shown, _ = talk(script, "a", "b", colour=True)
@@ -109,7 +109,7 @@ def test_what_it_thinks_is_dimmed_and_no_part_of_the_conversation() -> None:
     assert ("assistant", "\n\nYes.") in script.requests[1]
 
 
-def test_ctrl_c_stops_a_reply_and_keeps_what_came_of_it() -> None:
+def test_ctrl_c_stops_a_reply_and_keeps_its_text() -> None:
     """The generator is closed, so the model stops too; the conversation continues."""
     script = Script(Chunk(text="Once upon"), KeyboardInterrupt)
     shown, _ = talk(script, "a story", "go on")
@@ -121,11 +121,11 @@ def test_ctrl_c_stops_a_reply_and_keeps_what_came_of_it() -> None:
 def test_ctrl_c_in_the_middle_of_a_write() -> None:
     """A write is completed before the interrupt takes effect."""
     script = Script(Chunk(text="once"), Chunk(text=" twice"), Chunk(text=" thrice"))
-    shown, _ = talk(script, "a", "b", shown=Interrupted())
+    shown, _ = talk(script, "a", "b", shown=InterruptedOutput())
     assert shown == "once\n(stopped)\nonce twice thrice\n\n"
 
 
-def test_a_reply_that_was_stopped_before_it_began_is_no_turn() -> None:
+def test_a_reply_stopped_before_its_start_is_dropped() -> None:
     """The question is dropped too."""
     script = Script(KeyboardInterrupt)
     talk(script, "a story", "another")
@@ -141,7 +141,7 @@ def test_ctrl_c_at_the_prompt_leaves() -> None:
 
 
 @pytest.mark.parametrize("word", ["/exit", "/quit", "/bye"])
-def test_words_that_leave(word: str) -> None:
+def test_exit_commands(word: str) -> None:
     """No request is sent."""
     script = Script()
     talk(script, word, "never read")
@@ -167,7 +167,7 @@ def test_an_error_is_shown_and_the_chat_goes_on(capsys: pytest.CaptureFixture[st
     assert script.requests[1] == [("user", "a"), ("assistant", "half"), ("user", "b")]
 
 
-def test_a_bug_is_no_error_of_the_model() -> None:
+def test_a_bug_is_raised() -> None:
     """A bug keeps its traceback."""
     with pytest.raises(ZeroDivisionError):
         talk(Script(ZeroDivisionError()), "a")
@@ -186,7 +186,7 @@ def test_commands_change_the_conversation() -> None:
         assert message in shown
 
 
-def test_undo_of_nothing_and_commands_that_there_are_not() -> None:
+def test_empty_undo_and_unknown_commands() -> None:
     """The error lists the commands; nothing is sent to the model."""
     script = Script()
     shown, _ = talk(script, "/undo", "/nosuch", "/help")

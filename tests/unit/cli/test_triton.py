@@ -126,7 +126,7 @@ def test_down_of_none_and_of_several(home: Path) -> None:
         folder.release(keep_log=False)
 
 
-def test_down_of_what_is_left(home: Path) -> None:
+def test_down_removes_leftovers(home: Path) -> None:
     """Servers that died are removed without being named, one or all."""
     for port in (8001, 9001, 9501):
         server(home, port)
@@ -157,7 +157,7 @@ def test_logs_shows_the_end(home: Path) -> None:
     assert runner.invoke(app, ["triton", "logs", "-n", "2"]).stdout == "two\nthree\n"
 
 
-def test_what_is_new_in_a_log(tmp_path: Path) -> None:
+def test_new_log_lines(tmp_path: Path) -> None:
     """Reading continues where it ended; a new file is read from its start, and a missing one is empty."""
     log = tmp_path / "log"
     assert commands._read_new(log, 5) == ("", 5)

@@ -1,4 +1,4 @@
-"""Settings: where each value comes from, and what is refused."""
+"""Settings: the source of each value, and errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write(folder: Path, text: str) -> Path:
     return file
 
 
-def refused(text: str, folder: Path) -> str:
+def refusal(text: str, folder: Path) -> str:
     with pytest.raises(ConfigError) as caught:
         config.load({}, {}, write(folder, text))
     return caught.value.message
@@ -60,7 +60,7 @@ class TestPrecedence:
     def test_the_first_layer_that_gives_a_value_wins(
         self, tmp_path_factory: pytest.TempPathFactory, layers: set[config.Layer], name: str
     ) -> None:
-        """For every set of layers the value and its source are those of the earliest in PRECEDENCE."""
+        """For every set of layers, value and source are those of the first layer in PRECEDENCE that has one."""
         values = {"flag": 101, "env": 102, "file": 103, "default": getattr(config.Settings(), name)}
         file = write(tmp_path_factory.mktemp("layers"), f"{name} = 103") if "file" in layers else None
         loaded = config.load(
@@ -68,7 +68,7 @@ class TestPrecedence:
             {f"SHOAL_{name.upper()}": str(values["env"])} if "env" in layers else {},
             file,
         )
-        # The two layers of a preset have tests of their own, below.
+        # The two layers of a preset have their own tests below.
         winner = next(layer for layer in config.PRECEDENCE if layer in {*layers, "default"})
         assert getattr(loaded.settings, name) == values[winner]
         assert loaded.sources[name].layer == winner
@@ -85,41 +85,41 @@ class TestPrecedence:
         by_file = config.load({}, {}, write(tmp_path, f"{row.name} = {toml}"))
         assert [getattr(one.settings, row.name) for one in (by_flag, by_variable, by_file)] == [value] * 3
 
-    def test_flags_that_were_not_given_decide_nothing(self) -> None:
-        """None and empty lists are what the command line passes for absent flags."""
+    def test_absent_flags_have_no_effect(self) -> None:
+        """The command line passes None and empty lists for absent flags."""
         assert config.load({"port": None, "api_key": []}, {}).settings == config.load({}, {}).settings
 
     def test_an_empty_variable_counts_as_not_set(self) -> None:
-        """Compose files pass empty variables for what nobody set."""
+        """Compose files pass empty variables for unset values."""
         assert config.load({}, {"SHOAL_PORT": "", "SHOAL_API_KEY": ""}).settings.port == 8080
 
 
 class TestRefused:
-    def test_a_field_to_ignore_that_is_none(self, tmp_path: Path) -> None:
-        """It would ignore nothing; the sampling fields and their names in requests are all known."""
-        assert "ignore_parameters: must be a list, each one of allowed_token_ids, bad_words" in refused(
+    def test_an_unknown_field_to_ignore_is_refused(self, tmp_path: Path) -> None:
+        """An unknown field would have no effect; the sampling fields and their request names are all known."""
+        assert "ignore_parameters: must be a list, each one of allowed_token_ids, bad_words" in refusal(
             'ignore_parameters = ["temperatur"]', tmp_path
         )
         assert {*FIELDS} == {*SAMPLING_FIELDS}
 
     def test_an_unknown_key_names_the_file_and_the_likely_one(self, tmp_path: Path) -> None:
-        """A misspelt key never passes silently."""
-        message = refused("max_batchsize = 3", tmp_path)
+        """A misspelled key is always reported."""
+        message = refusal("max_batchsize = 3", tmp_path)
         assert "shoal.toml: max_batchsize is not a setting here" in message
         assert "did you mean max_batch_size?" in message
 
-    def test_a_table_that_is_misspelt(self, tmp_path: Path) -> None:
-        """What is no setting may be meant as one of the other keys at the top."""
-        assert "did you mean models?" in refused('[model.minilm]\naliases = ["m"]', tmp_path)
+    def test_a_misspelled_table_is_refused(self, tmp_path: Path) -> None:
+        """An unknown setting may be a misspelling of another top-level key."""
+        assert "did you mean models?" in refusal('[model.minilm]\naliases = ["m"]', tmp_path)
 
-    def test_words_in_any_case(self) -> None:
-        """Other programs write levels of severity in capitals."""
+    def test_choices_ignore_case(self) -> None:
+        """Other programs write log levels in capitals."""
         for flags, environ in (({}, {"SHOAL_LOG_LEVEL": "INFO"}), ({"log_level": "Info"}, {})):
             assert config.load(flags, environ).settings.log_level == "info"
 
     def test_kebab_case_in_the_file_finds_its_name(self, tmp_path: Path) -> None:
-        """The flag's spelling in the file is answered with the key's."""
-        assert "did you mean max_wait_time_ms?" in refused("max-wait-time-ms = 3", tmp_path)
+        """If the file uses a flag's spelling, the error suggests the key."""
+        assert "did you mean max_wait_time_ms?" in refusal("max-wait-time-ms = 3", tmp_path)
 
     @pytest.mark.parametrize(
         ("flags", "environ", "expected"),
@@ -139,16 +139,16 @@ class TestRefused:
             ),
         ],
     )
-    def test_a_bad_value_names_its_source_and_what_would_do(
+    def test_a_bad_value_names_its_source_and_valid_values(
         self, flags: dict[str, Any], environ: dict[str, str], expected: str
     ) -> None:
-        """The message holds the flag or variable, the rule and the value."""
+        """The message has the flag or variable, the rule and the value."""
         with pytest.raises(ConfigError) as caught:
             config.load(flags, environ)
         assert expected in caught.value.message
 
     def test_a_bad_value_is_refused_even_where_another_layer_wins(self) -> None:
-        """A mistake does not hide until the better layer goes away."""
+        """An overridden mistake is still reported."""
         with pytest.raises(ConfigError, match="SHOAL_PORT"):
             config.load({"port": "80"}, {"SHOAL_PORT": "eighty"})
 
@@ -164,26 +164,26 @@ class TestRefused:
         ],
     )
     def test_types_in_the_file_are_toml_types(self, tmp_path: Path, text: str, expected: str) -> None:
-        """The file has types of its own; text that looks like a number is named as a mistake."""
-        assert expected in refused(text, tmp_path)
+        """The file has its own types; text that looks like a number is an error."""
+        assert expected in refusal(text, tmp_path)
 
-    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
-        """A file that was named must exist."""
+    def test_a_missing_file_is_refused(self, tmp_path: Path) -> None:
+        """A file that is named explicitly must exist."""
         with pytest.raises(ConfigError, match=r"none\.toml: cannot be read"):
             config.load({}, {}, tmp_path / "none.toml")
 
     def test_no_message_shows_a_secret(self, tmp_path: Path) -> None:
-        """A key with a space in it is refused without being repeated."""
+        """A key with a space is refused, and the message does not repeat it."""
         for attempt in ({"api_key": [SECRET + " x"]}, {"admin_key": [SECRET + "\n"]}):
             with pytest.raises(ConfigError) as caught:
                 config.load(attempt, {})
             assert SECRET not in caught.value.message
-        assert SECRET not in refused(f'api_key = ["{SECRET} x"]', tmp_path)
+        assert SECRET not in refusal(f'api_key = ["{SECRET} x"]', tmp_path)
 
 
 class TestEnvironment:
     def test_a_likely_misspelling_is_warned_about(self) -> None:
-        """Others may own SHOAL_ variables, so a near miss is a warning."""
+        """SHOAL_ variables may belong to other programs, so a near miss is a warning."""
         assert config.load({}, {"SHOAL_MAX_BATCHSIZE": "3"}).warnings == (
             "SHOAL_MAX_BATCHSIZE is not a setting: did you mean SHOAL_MAX_BATCH_SIZE?",
         )
@@ -216,7 +216,7 @@ class TestEnvironment:
 
 class TestKeys:
     def test_key_files_add_to_the_keys(self, tmp_path: Path) -> None:
-        """One key a line; comments and blank lines do not count; the source names both places."""
+        """One key per line; comments and blank lines are ignored; the source names both places."""
         file = tmp_path / "keys"
         file.write_text(f"# ours\n\n{SECRET}\n  other-key  \n")
         file.chmod(0o600)
@@ -226,7 +226,7 @@ class TestKeys:
         assert loaded.warnings == ()
 
     def test_a_file_of_keys_that_others_can_read_is_warned_about(self, tmp_path: Path) -> None:
-        """So is a settings file that holds keys."""
+        """This also applies to a settings file with keys."""
         keys = tmp_path / "keys"
         keys.write_text(SECRET)
         keys.chmod(0o644)
@@ -260,7 +260,7 @@ class TestKeys:
             config.load({"api_key_file": str(tmp_path / "nowhere")}, {})
 
     def test_neither_repr_nor_dump_shows_a_secret(self) -> None:
-        """Keys and tokens are masked wherever settings are shown, their length included."""
+        """Keys and tokens are masked wherever settings are shown; their length is hidden too."""
         loaded = config.load({"api_key": [SECRET], "admin_key": [SECRET], "hf_token": SECRET}, {})
         for shown in (repr(loaded), repr(loaded.settings), str(loaded.describe())):
             assert SECRET not in shown
@@ -281,7 +281,7 @@ class TestModels:
     """
 
     def test_tables_with_backends_are_served(self, tmp_path: Path) -> None:
-        """They read as the arguments of serve; a table without backends only tunes."""
+        """They read like the arguments of serve; a table without backends only sets options."""
         loaded = config.load({}, {}, write(tmp_path, self.TEXT))
         assert loaded.served == ("small=hf:org/name,hf:org/twin",)
         assert loaded.models["small"].aliases == ("tiny",)
@@ -289,7 +289,7 @@ class TestModels:
         assert loaded.sources["models"].layer == "file"
 
     def test_arguments_replace_variable_and_tables(self, tmp_path: Path) -> None:
-        """What to serve follows the precedence of every setting."""
+        """The served models follow the precedence of every setting."""
         file = write(tmp_path, self.TEXT)
         environ = {"SHOAL_MODELS": "b"}
         assert config.load({"models": ["a"]}, environ, file).served == ("a",)
@@ -330,8 +330,8 @@ class TestModels:
         ],
     )
     def test_mistakes_in_a_table_name_it(self, tmp_path: Path, text: str, expected: str) -> None:
-        """File, table and key are in the message."""
-        assert expected in refused(text, tmp_path)
+        """The message has file, table and key."""
+        assert expected in refusal(text, tmp_path)
 
     @pytest.mark.parametrize(
         ("text", "expected"),
@@ -348,11 +348,11 @@ class TestModels:
         ],
     )
     def test_hints_for_a_wrong_key(self, tmp_path: Path, text: str, expected: str) -> None:
-        """They lead to the place where a key belongs, or to a name that is nearly the same; never to another one."""
-        assert expected in refused(text, tmp_path)
+        """They name the right table or a similar key, never an unrelated one."""
+        assert expected in refusal(text, tmp_path)
 
     def test_a_table_may_describe_a_remote_model(self, tmp_path: Path) -> None:
-        """Tables of text, numbers and switches are what TOML says they are; what is not given stays unsaid."""
+        """Tables of text, numbers and switches keep their TOML types; missing keys stay unset."""
         text = """
         [models."m"]
         tokenizer = "hf:org/name"
@@ -379,21 +379,22 @@ class TestModels:
         assert "aliases" not in shown
 
     def test_a_models_triton_options(self, tmp_path: Path) -> None:
-        """Options of the conversion stand in the model's table like every setting of one model."""
+        """Conversion options are in the model's table like every setting of one model."""
         loaded = config.load({}, {}, write(tmp_path, '[models."m"]\nbackend = "triton"\ntriton_instances = 2\n'))
         assert (loaded.for_model("m").backend, loaded.for_model("m").triton_instances) == ("triton", 2)
         assert loaded.for_model("other").backend == "auto"
 
 
 class TestPresets:
-    """The layers of a preset; what each preset reads is in test_presets."""
+    """The layers of a preset; test_presets covers what each preset reads."""
 
     @given(layers=st.sets(st.sampled_from(config.PRECEDENCE)))
     def test_the_first_layer_that_gives_a_value_wins(
         self, tmp_path_factory: pytest.TempPathFactory, layers: set[config.Layer]
     ) -> None:
-        """For every set of layers the value and its source are those of the earliest; without the preset neither its
-        default nor the other server's variable is read."""
+        """For every set of layers, value and source are those of the first; without the preset neither its default nor
+        the other server's variable is read.
+        """
         flags = {"max_batch_size": "101"} if "flag" in layers else {}
         environ = {"SHOAL_MAX_BATCH_SIZE": "102"} if "env" in layers else {}
         environ |= {"MAX_BATCH_SIZE": "103"} if "foreign" in layers else {}
@@ -407,7 +408,7 @@ class TestPresets:
             assert loaded.sources["max_batch_size"].layer == winner
 
     def test_flag_variable_and_file_can_name_it(self, tmp_path: Path) -> None:
-        """In this order; the sources say where values came from."""
+        """In this order; the sources name the layer."""
         file = write(tmp_path, 'as = "inference-server"')
         assert config.load({}, {}, file).preset == "inference-server"
         assert config.load({}, {"SHOAL_AS": "triton-grpc-proxy"}, file).preset == "triton-grpc-proxy"
@@ -439,12 +440,12 @@ class TestPresets:
     def test_an_unknown_one_is_refused_in_every_layer(
         self, tmp_path: Path, flags: dict[str, Any], environ: dict[str, str], text: str, expected: str
     ) -> None:
-        """The message lists what there is."""
+        """The message lists the presets."""
         with pytest.raises(ConfigError) as caught:
             config.load(flags, environ, write(tmp_path, text))
         assert expected in caught.value.message
 
-    def test_what_to_serve_follows_the_same_order(self, tmp_path: Path) -> None:
+    def test_served_models_follow_the_same_order(self, tmp_path: Path) -> None:
         """Arguments, SHOAL_MODELS, the other server's variables, the file, the preset."""
         file = write(tmp_path, '[models."own"]\nbackends = ["fake:"]')
         chosen = {"as": "triton-grpc-proxy"}
@@ -459,7 +460,7 @@ class TestPresets:
         assert default.sources["models"] == config.Source("preset", "preset triton-grpc-proxy")
 
     def test_tables_are_joined_key_by_key(self, tmp_path: Path) -> None:
-        """The file's key stands above the preset's default, and below the other server's variable."""
+        """The file's key overrides the preset's default, and the other server's variable overrides the file."""
         text = '[models."model"]\nnormalize = true\ndimension = 3\nmax_batch_size = 5\nprompts = {q = "q: "}'
         file = write(tmp_path, text)
         loaded = config.load({"as": "triton-grpc-proxy"}, {"EMBEDDING_SIZE": "8", "INPUT_NAME": "t"}, file)
@@ -472,15 +473,15 @@ class TestPresets:
         assert sources["dimension"] == "EMBEDDING_SIZE"
         assert sources["output_names"] == "preset triton-grpc-proxy"
 
-    def test_a_model_s_table_stands_above_the_preset(self, tmp_path: Path) -> None:
-        """As above the rest of the file, and below the other server's environment."""
+    def test_a_model_s_table_overrides_the_preset(self, tmp_path: Path) -> None:
+        """It overrides the rest of the file, and the other server's environment overrides it."""
         file = write(tmp_path, '[models."m"]\nmax_batch_size = 5')
         assert config.load({"as": "inference-server"}, {}, file).for_model("m").max_batch_size == 5
         foreign = config.load({"as": "inference-server"}, {"MAX_BATCH_SIZE": "7"}, file)
         assert foreign.for_model("m").max_batch_size == 7
 
-    def test_its_paths_start_where_the_command_was_typed(self, tmp_path: Path) -> None:
-        """Only a path in the file starts where the file lies."""
+    def test_preset_paths_are_relative_to_the_working_directory(self, tmp_path: Path) -> None:
+        """Only a path in the file is relative to the file's folder."""
         file = write(tmp_path, 'as = "inference-server"')
         assert config.load({}, {}, file).settings.triton_repository == "model_repository"
         file = write(tmp_path, 'triton_repository = "models"')
@@ -489,31 +490,31 @@ class TestPresets:
 
 class TestPaths:
     def test_an_empty_path_stays_empty(self, tmp_path: Path) -> None:
-        """No folder is not the current one."""
+        """An empty path is not the current folder."""
         assert config.load({}, {}).settings.triton_repository == ""
         assert config.load({}, {}, write(tmp_path, 'triton_repository = ""')).settings.triton_repository == ""
 
     @pytest.mark.parametrize("one", ["triton_cert_file", "triton_key_file"])
     def test_a_certificate_needs_its_key(self, one: str) -> None:
-        """Neither is of any use without the other."""
+        """Each is useless without the other."""
         with pytest.raises(ConfigError, match="triton_cert_file and triton_key_file must be set together"):
             config.load({one: "some.pem"}, {})
 
-    def test_a_path_in_the_file_starts_where_the_file_lies(self, tmp_path: Path) -> None:
-        """A path on the command line starts where the command was typed."""
+    def test_a_path_in_the_file_is_relative_to_its_folder(self, tmp_path: Path) -> None:
+        """A path on the command line is relative to the working directory."""
         file = write(tmp_path, 'home = "models"')
         assert config.load({}, {}, file).settings.home == str(tmp_path / "models")
         assert config.load({"home": "models"}, {}, file).settings.home == "models"
 
-    def test_the_home_folder_is_filled_in(self) -> None:
-        """`~` never reaches the code that writes files."""
+    def test_the_home_folder_is_expanded(self) -> None:
+        """Code that writes files never receives `~`."""
         assert config.load({}, {}).settings.home == os.path.expanduser("~/.cache/shoal")
 
 
 class TestBind:
     @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org", ""])
     def test_an_open_address_without_keys_is_refused(self, host: str) -> None:
-        """The message names both ways out."""
+        """The message names both ways to fix it."""
         with pytest.raises(ConfigError) as caught:
             config.check_bind(config.Settings(host=host))
         assert "--api-key-file" in caught.value.message
@@ -521,11 +522,11 @@ class TestBind:
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
     def test_loopback_needs_no_key(self, host: str) -> None:
-        """Only this machine can connect."""
+        """Only local clients can connect."""
         config.check_bind(config.Settings(host=host))
 
-    def test_a_key_or_a_word_opens_any_address(self) -> None:
-        """Either way out works; a key for administrators alone does not protect the rest."""
+    def test_a_key_or_insecure_opens_any_address(self) -> None:
+        """Either way works; a key for administrators alone does not protect the rest."""
         config.check_bind(config.Settings(host="0.0.0.0", api_key=("k",)))
         config.check_bind(config.Settings(host="0.0.0.0", insecure=True))
         with pytest.raises(ConfigError):
@@ -533,14 +534,14 @@ class TestBind:
 
 
 def test_the_reference_page_is_current() -> None:
-    """docs/settings.md is what `python -m shoal.config` writes."""
+    """docs/settings.md equals the output of `python -m shoal.config`."""
     page = Path(__file__).parents[3] / "docs" / "settings.md"
     assert page.read_text() == render_reference(), "run: python -m shoal.config > docs/settings.md"
 
 
 @pytest.mark.parametrize("text", [",", " , ,", ""])
-def test_a_list_of_nothing_is_not_set(tmp_path: Path, text: str) -> None:
-    """Keys of the file stay: an empty list must not open the server."""
+def test_an_empty_list_counts_as_not_set(tmp_path: Path, text: str) -> None:
+    """Keys in the file stay: an empty list must not open the server."""
     file = tmp_path / "shoal.toml"
     file.write_text('api_key = ["k1"]\n')
     loaded = config.load({}, {"SHOAL_API_KEY": text}, file)

@@ -1,4 +1,4 @@
-"""Presets: what the environments of other servers come to."""
+"""Presets: settings derived from the environments of other servers."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from shoal.config.settings import BY_NAME
 from shoal.errors import ConfigError
 
 
-def loaded(preset: str, **environ: str) -> LoadedConfig:
+def load_preset(preset: str, **environ: str) -> LoadedConfig:
     return load({"as": preset}, environ)
 
 
-def flagged(preset: str, *words: str, **environ: str) -> LoadedConfig:
+def with_flags(preset: str, *words: str, **environ: str) -> LoadedConfig:
     """`words`: flags of the original and their values."""
     return load({"as": preset, "foreign": dict(zip(words[::2], words[1::2], strict=True))}, environ)
 
 
 def refusal(preset: str, *words: str, **environ: str) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
-        flagged(preset, *words, **environ)
+        with_flags(preset, *words, **environ)
     return caught.value
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_default_is_a_legal_value_of_a_setting(name: str) -> None:
-    """They are not checked when Shoal starts."""
+    """Shoal does not check them at startup."""
     for key, value in PRESETS[name].defaults.items():
         assert convert(BY_NAME[key], value, key) == value
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_variables_are_read_under_their_preset_alone(name: str) -> None:
-    """MODEL_NAME and MAX_BATCH_SIZE may mean anything to others; a wrong value is no error there."""
+    """MODEL_NAME and MAX_BATCH_SIZE may have other meanings; a wrong value is not an error without the preset."""
     environ = dict.fromkeys(PRESETS[name].variables, "@@ not a value @@")
     assert load({}, environ) == load({}, {})
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_empty_variables_count_as_not_set(name: str) -> None:
-    """Compose files pass them for what nobody set."""
+    """Compose files pass empty variables for unset values."""
     assert load({"as": name}, dict.fromkeys(PRESETS[name].variables, " ")) == load({"as": name}, {})
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_flags_of_others_are_refused(name: str) -> None:
-    """With the preset that knows them, and also where there is none."""
+    """The error names the preset that knows them; also without a preset."""
     for flag, owner in FLAGS.items():
         for preset in {name, None} - {owner.name}:
             with pytest.raises(ConfigError) as caught:
@@ -62,40 +62,40 @@ def test_flags_of_others_are_refused(name: str) -> None:
             assert caught.value.param == flag
 
 
-def test_flags_of_originals_are_none_of_shoal_s() -> None:
-    """Both are given side by side."""
+def test_flags_of_originals_differ_from_shoal_s() -> None:
+    """Both can be given together."""
     assert not FLAGS.keys() & {setting.flag for setting in BY_NAME.values()}
     assert len(FLAGS) == sum(len(one.flags) for one in PRESETS.values())
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_it_listens_on_this_machine_alone(name: str) -> None:
-    """Whatever the original did: an open address is said on the command line."""
-    assert loaded(name).settings.host == "127.0.0.1"
-    assert not loaded(name).settings.insecure
+def test_presets_listen_on_loopback(name: str) -> None:
+    """For every preset: an open address must be given explicitly."""
+    assert load_preset(name).settings.host == "127.0.0.1"
+    assert not load_preset(name).settings.insecure
 
 
 class TestTritonGrpcProxy:
     NAME = "triton-grpc-proxy"
 
-    def test_without_any_variable_it_is_the_original_s_set_up(self) -> None:
+    def test_the_defaults_match_the_original(self) -> None:
         """One model called `model` of http://triton-server:8001, version 1, and port 8080."""
-        found = loaded(self.NAME)
-        assert found.settings.port == 8080
-        assert found.served == ("model=triton://triton-server:8001#model@1",)
-        table = found.models["model"]
+        config = load_preset(self.NAME)
+        assert config.settings.port == 8080
+        assert config.served == ("model=triton://triton-server:8001#model@1",)
+        table = config.models["model"]
         assert (table.input_names, table.output_names) == ({"text": "text"}, {"embedding": "embedding"})
         assert (table.normalize, table.default_for) == (False, ("embed",))
-        assert found.warnings == ()
+        assert config.warnings == ()
 
-    def test_the_length_is_checked_only_when_it_is_given(self) -> None:
-        """The original's default of 1024 cut the answers of every other model; the output's shape says it."""
-        assert loaded(self.NAME).models["model"].dimension is None
-        assert loaded(self.NAME, EMBEDDING_SIZE="384").models["model"].dimension == 384
+    def test_the_length_is_checked_only_if_set(self) -> None:
+        """The original's default of 1024 would truncate other models' vectors; the output's shape has the length."""
+        assert load_preset(self.NAME).models["model"].dimension is None
+        assert load_preset(self.NAME, EMBEDDING_SIZE="384").models["model"].dimension == 384
 
     def test_every_variable(self) -> None:
-        """Each goes where the table of the docs says."""
-        found = loaded(
+        """Each sets the setting listed in the docs."""
+        config = load_preset(
             self.NAME,
             SERVER_PORT="9000",
             TRITON_SERVER_URL="http://10.0.0.5/",
@@ -107,18 +107,18 @@ class TestTritonGrpcProxy:
             EMBEDDING_SIZE="8",
             RUST_LOG="info,triton_grpc_proxy=debug",
         )
-        assert (found.settings.port, found.settings.log_level) == (9000, "info")
-        assert found.served == ("bge-m3=triton://10.0.0.5:9001#bge-m3@3",)
-        table = found.models["bge-m3"]
+        assert (config.settings.port, config.settings.log_level) == (9000, "info")
+        assert config.served == ("bge-m3=triton://10.0.0.5:9001#bge-m3@3",)
+        table = config.models["bge-m3"]
         assert (table.input_names, table.output_names, table.dimension) == ({"text": "in"}, {"embedding": "out"}, 8)
-        assert set(found.models) == {"bge-m3"}
+        assert set(config.models) == {"bge-m3"}
 
-    def test_a_name_that_shoal_wrote(self) -> None:
-        """The folder of `org/name` is called `org~name`, which is what a Triton lists."""
-        found = loaded(self.NAME, MODEL_NAME="org~name")
-        assert found.served == ("org/name=triton://triton-server:8001#org~name@1",)
-        assert found.models["org/name"].default_for == ("embed",)
-        assert found.settings.proxy_metrics
+    def test_a_folder_written_by_shoal(self) -> None:
+        """The folder of `org/name` is `org~name`, which is the name that Triton lists."""
+        config = load_preset(self.NAME, MODEL_NAME="org~name")
+        assert config.served == ("org/name=triton://triton-server:8001#org~name@1",)
+        assert config.models["org/name"].default_for == ("embed",)
+        assert config.settings.proxy_metrics
         for wrong in ("a~b~c", "org/name", "~"):
             assert refusal(self.NAME, MODEL_NAME=wrong).param == "MODEL_NAME"
 
@@ -132,8 +132,8 @@ class TestTritonGrpcProxy:
         ],
     )
     def test_the_url_becomes_an_address(self, url: str, place: str) -> None:
-        """With TLS for https; the address is one that the grammar takes."""
-        (served,) = loaded(self.NAME, TRITON_SERVER_URL=url).served
+        """https means TLS; the address is one that the grammar accepts."""
+        (served,) = load_preset(self.NAME, TRITON_SERVER_URL=url).served
         assert served == f"model={place}#model@1"
         assert parse_served(served).name == "model"
 
@@ -152,17 +152,17 @@ class TestTritonGrpcProxy:
         ],
     )
     def test_a_wrong_value_names_the_variable(self, environ: dict[str, str], expected: str) -> None:
-        """Where the original would have died later, or cut vectors wrongly."""
+        """The original would fail later, or truncate vectors wrongly."""
         error = refusal(self.NAME, **environ)
         assert error.message.startswith(expected)
         assert error.param == next(iter(environ))
 
-    def test_the_misspelt_port_of_the_compose_file_is_warned_about(self) -> None:
-        """The original ignores it in silence."""
-        (warning,) = loaded(self.NAME, TRITON_SERVER_PORT_GRPC="9001").warnings
+    def test_the_misspelled_port_of_the_compose_file_is_warned_about(self) -> None:
+        """The original ignores it silently."""
+        (warning,) = load_preset(self.NAME, TRITON_SERVER_PORT_GRPC="9001").warnings
         assert "TRITON_SERVER_PORT_GRPC is ignored" in warning
         assert "TRITON_SERVER_GRPC_PORT" in warning
-        both = loaded(self.NAME, TRITON_SERVER_PORT_GRPC="9001", TRITON_SERVER_GRPC_PORT="9002")
+        both = load_preset(self.NAME, TRITON_SERVER_PORT_GRPC="9001", TRITON_SERVER_GRPC_PORT="9002")
         assert both.warnings == ()
         assert both.served == ("model=triton://triton-server:9002#model@1",)
 
@@ -178,28 +178,28 @@ class TestTritonGrpcProxy:
         ],
     )
     def test_rust_log_is_a_level(self, directives: str, level: str) -> None:
-        """Directives for modules are another program's; without a level for everything the default stays."""
-        assert loaded(self.NAME, RUST_LOG=directives).settings.log_level == level
+        """Directives for modules belong to another program; without a global level the default stays."""
+        assert load_preset(self.NAME, RUST_LOG=directives).settings.log_level == level
 
 
 class TestInferenceServer:
     NAME = "inference-server"
 
-    def test_without_any_variable_it_is_the_original_s_set_up(self) -> None:
-        """Port 8686, a Triton on this machine with its folder beside, five models, JSON metrics, nothing at start."""
-        found = loaded(self.NAME)
-        settings = found.settings
+    def test_the_defaults_match_the_original(self) -> None:
+        """Port 8686, a local Triton with its folder, five models, JSON metrics, nothing loaded at startup."""
+        config = load_preset(self.NAME)
+        settings = config.settings
         assert (settings.port, settings.metrics_default, settings.default_model) == (8686, "json", False)
         assert (settings.backend, settings.triton_url) == ("triton", "localhost:8001")
         assert settings.triton_repository == "model_repository"
         assert (settings.max_loaded_models, settings.max_batch_size) == (5, 32)
         assert (settings.triton_kind, settings.triton_instances, settings.triton_accelerator) == ("auto", 1, "none")
-        assert found.served == ()
-        assert found.models == {}
+        assert config.served == ()
+        assert config.models == {}
 
     def test_every_variable(self) -> None:
-        """Each goes where the table of the docs says."""
-        settings = loaded(
+        """Each sets the setting listed in the docs."""
+        settings = load_preset(
             self.NAME,
             TRITON_GRPC_URL="triton:9001",
             MAX_LOADED_MODELS="20",
@@ -219,24 +219,24 @@ class TestInferenceServer:
         [("http://h:1/", "h:1"), ("https://h:1/", "tritons://h:1"), ("grpc://h:1", "h:1"), ("h", "h")],
     )
     def test_the_url_of_triton(self, url: str, expected: str) -> None:
-        """A scheme is more than the original takes; https means TLS."""
-        assert loaded(self.NAME, TRITON_GRPC_URL=url).settings.triton_url == expected
+        """The original takes no scheme; https means TLS."""
+        assert load_preset(self.NAME, TRITON_GRPC_URL=url).settings.triton_url == expected
 
     @pytest.mark.parametrize("variable", ["TENSORRT_ENABLED", "FP16_ENABLED"])
     @pytest.mark.parametrize("kind", ["", "KIND_CPU"])
-    def test_what_needs_a_gpu_is_refused_without_one(self, variable: str, kind: str) -> None:
-        """As the original does when it starts; switched off it may stand there."""
+    def test_gpu_settings_are_refused_without_a_gpu(self, variable: str, kind: str) -> None:
+        """As in the original at startup; a disabled setting is allowed."""
         error = refusal(self.NAME, INSTANCE_KIND=kind, **{variable: "true"})
         assert error.message.startswith(f"{variable}: also set INSTANCE_KIND=KIND_GPU")
         assert error.param == variable
-        assert loaded(self.NAME, **{variable: "false"}).sources["triton_fp16"].layer == "default"
+        assert load_preset(self.NAME, **{variable: "false"}).sources["triton_fp16"].layer == "default"
 
     def test_instances_need_a_kind(self) -> None:
-        """The original writes neither into the model's configuration otherwise; 0 is its word for that."""
-        found = loaded(self.NAME, MODEL_INSTANCES="3")
-        assert found.settings.triton_instances == 1
-        assert found.warnings == ("MODEL_INSTANCES requires INSTANCE_KIND: set KIND_CPU or KIND_GPU",)
-        none = loaded(self.NAME, MODEL_INSTANCES="0", INSTANCE_KIND="KIND_CPU")
+        """Otherwise the original writes neither into the model's configuration; 0 means unset there."""
+        config = load_preset(self.NAME, MODEL_INSTANCES="3")
+        assert config.settings.triton_instances == 1
+        assert config.warnings == ("MODEL_INSTANCES requires INSTANCE_KIND: set KIND_CPU or KIND_GPU",)
+        none = load_preset(self.NAME, MODEL_INSTANCES="0", INSTANCE_KIND="KIND_CPU")
         assert (none.settings.triton_instances, none.settings.triton_kind, none.warnings) == (1, "cpu", ())
 
     @pytest.mark.parametrize(
@@ -250,84 +250,90 @@ class TestInferenceServer:
         ],
     )
     def test_a_wrong_value_names_the_variable(self, environ: dict[str, Any], expected: str) -> None:
-        """By the name that the operator wrote."""
+        """By the operator's name for it."""
         assert refusal(self.NAME, **environ).message.startswith(expected)
 
 
 class TestTritonOpenAI:
     NAME = "triton-openai"
 
-    def test_without_any_flag_it_is_the_original_s_set_up(self) -> None:
-        """All models of the Triton of this machine, over gRPC, on Ollama's port."""
-        found = loaded(self.NAME)
-        assert (found.settings.port, found.settings.default_max_tokens, found.settings.log_level) == (11434, 0, "info")
-        assert found.served == ("triton://127.0.0.1:8001",)
-        assert parse_served(found.served[0]).addresses[0].model == ""
-        assert found.sources["models"].label == "preset triton-openai"
-        assert set(found.settings.ignore_parameters) == {
+    def test_the_defaults_match_the_original(self) -> None:
+        """All models of the local Triton, over gRPC, on Ollama's port."""
+        config = load_preset(self.NAME)
+        assert (config.settings.port, config.settings.default_max_tokens, config.settings.log_level) == (
+            11434,
+            0,
+            "info",
+        )
+        assert config.served == ("triton://127.0.0.1:8001",)
+        assert parse_served(config.served[0]).addresses[0].model == ""
+        assert config.sources["models"].label == "preset triton-openai"
+        assert set(config.settings.ignore_parameters) == {
             *("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "seed")
         }
-        assert found.warnings == ()
+        assert config.warnings == ()
 
     def test_every_flag(self, tmp_path: Path) -> None:
-        """Each goes where the table of the docs says."""
+        """Each sets the setting listed in the docs."""
         (tmp_path / "config.json").write_text(json.dumps({"build_config": {"max_seq_len": 4096}}))
-        found = flagged(
+        config = with_flags(
             self.NAME,
             *("--triton_http_proto", "https", "--triton_http_host", "10.0.0.5", "--triton_http_port", "8000"),
             *("--tokenizer_dir", str(tmp_path), "--engine_dir", str(tmp_path)),
             *("--default_max_tokens", "512", "--verbose", "True"),
         )
-        assert found.served == ("tritons://10.0.0.5:8001",)
-        assert (found.settings.default_max_tokens, found.settings.log_level) == (512, "debug")
-        table = found.table("any")
-        assert (table.tokenizer, table.context_tokens) == (None, None)  # of a model that embeds
+        assert config.served == ("tritons://10.0.0.5:8001",)
+        assert (config.settings.default_max_tokens, config.settings.log_level) == (512, "debug")
+        table = config.table("any")
+        assert (table.tokenizer, table.context_tokens) == (None, None)  # a model that embeds
         table = table.for_language_model
         assert (table.tokenizer, table.context_tokens) == (f"file:{tmp_path}", 4096)
-        assert found.warnings == ()
-        assert found.sources["models"].label == "--triton_http_proto, --triton_http_host"
-        assert found.sources["log_level"].layer == "flag"
+        assert config.warnings == ()
+        assert config.sources["models"].label == "--triton_http_proto, --triton_http_host"
+        assert config.sources["log_level"].layer == "flag"
 
-    def test_what_language_models_have_is_shown_and_gives_way(self, tmp_path: Path) -> None:
-        """`shoal config` lists it once; a model's own table is stronger, in what it says."""
+    def test_language_model_settings_are_shown_and_overridable(self, tmp_path: Path) -> None:
+        """`shoal config` lists it once; keys in a model's own table override it."""
         file = tmp_path / "shoal.toml"
         file.write_text('[models."own"]\ntokenizer = "hf:org/own"\n[models."other"]\nnormalize = false\n')
         flags = {"as": self.NAME, "foreign": {"--tokenizer_dir": str(tmp_path)}}
-        found = load(flags, {}, file)
-        assert found.table("own").for_language_model.tokenizer == "hf:org/own"
+        config = load(flags, {}, file)
+        assert config.table("own").for_language_model.tokenizer == "hf:org/own"
         for name in ("other", "any"):
-            assert found.table(name).tokenizer is None
-            assert found.table(name).for_language_model.tokenizer == f"file:{tmp_path}"
-        assert list(found.models) == ["own", "other"]
+            assert config.table(name).tokenizer is None
+            assert config.table(name).for_language_model.tokenizer == f"file:{tmp_path}"
+        assert list(config.models) == ["own", "other"]
         shown = {"tokenizer": {"value": f"file:{tmp_path}", "source": "--tokenizer_dir"}}
-        assert found.describe()["tables"]["*language models*"] == shown
-        assert found.for_model("any") == found.settings
-        assert found.resolve_argument("any") == "any"
+        assert config.describe()["tables"]["*language models*"] == shown
+        assert config.for_model("any") == config.settings
+        assert config.resolve_argument("any") == "any"
 
     def test_without_them_a_model_has_no_table(self) -> None:
-        """As ever."""
-        found = loaded(self.NAME)
-        assert found.models.get("any") is None
-        assert "*language models*" not in found.describe()["tables"]
+        """The default behavior."""
+        config = load_preset(self.NAME)
+        assert config.models.get("any") is None
+        assert "*language models*" not in config.describe()["tables"]
 
-    def test_flags_are_stronger_than_shoal_s_environment(self) -> None:
-        """Those of the original, too."""
+    def test_flags_override_shoal_s_environment(self) -> None:
+        """This includes flags of the original."""
         environ = {"SHOAL_MODELS": "fake:", "SHOAL_LOG_LEVEL": "error", "SHOAL_DEFAULT_MAX_TOKENS": "7"}
-        found = flagged(self.NAME, "--triton_http_host", "h", "--verbose", "1", "--default_max_tokens", "9", **environ)
-        assert found.served == ("triton://h:8001",)
-        assert (found.settings.log_level, found.settings.default_max_tokens) == ("debug", 9)
-        assert loaded(self.NAME, **environ).served == ("fake:",)
+        config = with_flags(
+            self.NAME, "--triton_http_host", "h", "--verbose", "1", "--default_max_tokens", "9", **environ
+        )
+        assert config.served == ("triton://h:8001",)
+        assert (config.settings.log_level, config.settings.default_max_tokens) == ("debug", 9)
+        assert load_preset(self.NAME, **environ).served == ("fake:",)
 
     @pytest.mark.parametrize("value", ["True", "1", "yes"])
     @pytest.mark.parametrize("denied", ["False", "0", ""])
     def test_verbose_sets_the_log_level(self, value: str, denied: str) -> None:
-        """In the original `--verbose False` is true."""
-        assert flagged(self.NAME, "--verbose", value).settings.log_level == "debug"
-        assert flagged(self.NAME, "--verbose", denied).settings.log_level == "info"
+        """The original treats `--verbose False` as true."""
+        assert with_flags(self.NAME, "--verbose", value).settings.log_level == "debug"
+        assert with_flags(self.NAME, "--verbose", denied).settings.log_level == "info"
 
     def test_another_http_port_is_warned_about(self) -> None:
-        """It says which port is used, and how another is named."""
-        (warning,) = flagged(self.NAME, "--triton_http_port", "9000", "--triton_http_host", "h").warnings
+        """The warning says which port is used and how to change it."""
+        (warning,) = with_flags(self.NAME, "--triton_http_port", "9000", "--triton_http_host", "h").warnings
         assert "--triton_http_port is ignored" in warning
         assert "8001" in warning
         assert warning.endswith("shoal serve --as triton-openai triton://h:PORT")
@@ -341,17 +347,18 @@ class TestTritonOpenAI:
         ],
     )
     def test_the_context_of_an_engine(self, tmp_path: Path, built: dict[str, Any], tokens: int) -> None:
-        """Newer configurations have no max_output_len, on which the original dies."""
+        """Newer configurations lack max_output_len, which crashes the original."""
         (tmp_path / "config.json").write_text(json.dumps({"build_config": built}))
         assert (
-            flagged(self.NAME, "--engine_dir", str(tmp_path)).table("any").for_language_model.context_tokens == tokens
+            with_flags(self.NAME, "--engine_dir", str(tmp_path)).table("any").for_language_model.context_tokens
+            == tokens
         )
 
     @pytest.mark.parametrize(
         "text", [None, "{", "[]", "{}", '{"build_config": 7}', '{"build_config": {"max_seq_len": 0}}']
     )
     def test_an_engine_without_a_context(self, tmp_path: Path, text: str | None) -> None:
-        """Refused with what to set instead."""
+        """The error states the setting to use instead."""
         if text is not None:
             (tmp_path / "config.json").write_text(text)
         error = refusal(self.NAME, "--engine_dir", str(tmp_path))
@@ -371,7 +378,7 @@ class TestTritonOpenAI:
         ],
     )
     def test_a_wrong_value_names_the_flag(self, flag: str, value: str, rule: str) -> None:
-        """As for the variables of others."""
+        """As for the variables of other presets."""
         error = refusal(self.NAME, flag, value)
         assert error.message == f"{flag}: must be {rule}, got {value!r}"
         assert error.param == flag
@@ -383,17 +390,17 @@ HOST_RULE = "host, host:port or :port, with [brackets] around IPv6 before a port
 class TestOllama:
     NAME = "ollama"
 
-    def test_without_any_variable_it_is_the_original_s_set_up(self) -> None:
-        """Its port, nothing at the start, and models that sleep after five minutes."""
-        found = loaded(self.NAME)
-        settings = found.settings
+    def test_the_defaults_match_the_original(self) -> None:
+        """Its port, nothing at startup, and models that sleep after five minutes."""
+        config = load_preset(self.NAME)
+        settings = config.settings
         assert (settings.port, settings.default_model, settings.keep_alive_s) == (11434, False, 300.0)
         assert (settings.max_queued_streams, settings.max_loaded_models) == (512, 0)
-        assert (found.served, found.warnings) == ((), ())
+        assert (config.served, config.warnings) == ((), ())
 
     def test_every_variable(self) -> None:
-        """Each goes where the table of the docs says."""
-        found = loaded(
+        """Each sets the setting listed in the docs."""
+        config = load_preset(
             self.NAME,
             OLLAMA_HOST="127.0.0.2:9000",
             OLLAMA_KEEP_ALIVE="1h30m",
@@ -406,16 +413,16 @@ class TestOllama:
             OLLAMA_LOAD_TIMEOUT="15m",
             OLLAMA_KV_CACHE_TYPE="q8_0",
         )
-        settings = found.settings
+        settings = config.settings
         assert (settings.host, settings.port) == ("127.0.0.2", 9000)
         assert (settings.keep_alive_s, settings.max_loaded_models) == (5400.0, 3)
         assert (settings.max_queued_streams, settings.max_streams) == (0, 4)
-        assert found.table("any").context_tokens is None
-        assert found.table("any").for_language_model.context_tokens == 8192
+        assert config.table("any").context_tokens is None
+        assert config.table("any").for_language_model.context_tokens == 8192
         assert settings.cors_origins == ("https://app.example.org", "http://localhost:3000")
         assert (settings.log_level, settings.load_timeout_s) == ("debug", 900.0)
         assert settings.kv_cache_precision == "u8"
-        assert found.warnings == ()
+        assert config.warnings == ()
 
     @pytest.mark.parametrize(
         ("text", "host", "port"),
@@ -436,53 +443,53 @@ class TestOllama:
         ],
     )
     def test_the_address(self, text: str, host: str, port: int) -> None:
-        """By the rules of the original."""
-        settings = loaded(self.NAME, OLLAMA_HOST=text).settings
+        """The original's rules."""
+        settings = load_preset(self.NAME, OLLAMA_HOST=text).settings
         assert (settings.host, settings.port) == (host, port)
 
     @pytest.mark.parametrize(
         ("text", "seconds"), [("10m", 600), ("90", 90), ("-1", 0), ("-1m", 0), ("0", 1), ("500ms", 1), ("2.5s", 2.5)]
     )
     def test_how_long_models_stay(self, text: str, seconds: float) -> None:
-        """Below 0 is for ever, which is Shoal's 0; Ollama's 0 is as short as can be."""
-        assert loaded(self.NAME, OLLAMA_KEEP_ALIVE=text).settings.keep_alive_s == seconds
+        """Negative means forever, which is 0 in Shoal; Ollama's 0 is the shortest time."""
+        assert load_preset(self.NAME, OLLAMA_KEEP_ALIVE=text).settings.keep_alive_s == seconds
 
     @pytest.mark.parametrize(("text", "seconds"), [("10m", 600), ("90", 90), ("0", 31536000), ("-1m", 31536000)])
     def test_how_long_a_load_may_take(self, text: str, seconds: float) -> None:
-        """0 and less is for ever there; here it ends after a year."""
-        assert loaded(self.NAME, OLLAMA_LOAD_TIMEOUT=text).settings.load_timeout_s == seconds
+        """0 and less mean forever in Ollama; Shoal's limit is a year."""
+        assert load_preset(self.NAME, OLLAMA_LOAD_TIMEOUT=text).settings.load_timeout_s == seconds
 
     def test_a_cache_type_that_is_not_supported(self) -> None:
         """It is not dropped silently."""
-        found = loaded(self.NAME, OLLAMA_KV_CACHE_TYPE="q4_0")
-        assert found.settings.kv_cache_precision == "auto"
-        assert found.warnings == ("OLLAMA_KV_CACHE_TYPE: q4_0 is not supported; use f32, f16, q8_0",)
+        config = load_preset(self.NAME, OLLAMA_KV_CACHE_TYPE="q4_0")
+        assert config.settings.kv_cache_precision == "auto"
+        assert config.warnings == ("OLLAMA_KV_CACHE_TYPE: q4_0 is not supported; use f32, f16, q8_0",)
 
     def test_options_without_effect_are_logged(self) -> None:
         """One warning each, with the reason, and nothing else changes."""
         names = ["OLLAMA_FLASH_ATTENTION", "OLLAMA_GPU_OVERHEAD", "OLLAMA_SCHED_SPREAD"]
-        found = loaded(self.NAME, **dict.fromkeys(names, "1"))
-        assert [one.partition(" has no effect: ")[0] for one in found.warnings] == names
-        assert all(one.partition(": ")[2] for one in found.warnings)
-        assert found.settings == loaded(self.NAME).settings
+        config = load_preset(self.NAME, **dict.fromkeys(names, "1"))
+        assert [one.partition(" has no effect: ")[0] for one in config.warnings] == names
+        assert all(one.partition(": ")[2] for one in config.warnings)
+        assert config.settings == load_preset(self.NAME).settings
 
-    def test_0_leaves_it(self) -> None:
-        """Of these it means that the server chooses."""
+    def test_0_keeps_the_default(self) -> None:
+        """0 means that the server chooses."""
         environ = dict.fromkeys(("OLLAMA_MAX_LOADED_MODELS", "OLLAMA_NUM_PARALLEL", "OLLAMA_CONTEXT_LENGTH"), "0")
-        assert loaded(self.NAME, **environ) == loaded(self.NAME)
+        assert load_preset(self.NAME, **environ) == load_preset(self.NAME)
 
     @pytest.mark.parametrize(
         ("text", "level"), [("0", "info"), ("false", "info"), ("true", "debug"), ("2", "debug"), ("?", "info")]
     )
     def test_debug(self, text: str, level: str) -> None:
-        """A truth or a number."""
-        assert loaded(self.NAME, OLLAMA_DEBUG=text).settings.log_level == level
+        """A boolean or a number."""
+        assert load_preset(self.NAME, OLLAMA_DEBUG=text).settings.log_level == level
 
     def test_unused_options_are_logged(self) -> None:
-        """Patterns would let every page on the web in; the files are not Shoal's."""
-        found = loaded(self.NAME, OLLAMA_ORIGINS="*,https://a.example,app://*", OLLAMA_MODELS="/models")
-        assert found.settings.cors_origins == ("https://a.example",)
-        origins, models = found.warnings
+        """Patterns would allow every web page; the files are not Shoal's."""
+        config = load_preset(self.NAME, OLLAMA_ORIGINS="*,https://a.example,app://*", OLLAMA_MODELS="/models")
+        assert config.settings.cors_origins == ("https://a.example",)
+        origins, models = config.warnings
         assert origins.startswith("OLLAMA_ORIGINS: *, app://* is ignored")
         assert models.startswith("OLLAMA_MODELS is ignored")
 
@@ -501,5 +508,5 @@ class TestOllama:
         ],
     )
     def test_a_wrong_value_names_the_variable(self, variable: str, text: str, rule: str) -> None:
-        """Where the original takes its default in silence."""
+        """The original silently uses its default."""
         assert refusal(self.NAME, **{variable: text}).message == f"{variable}: must be {rule}, got {text!r}"

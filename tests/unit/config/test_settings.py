@@ -1,4 +1,4 @@
-"""The table itself: complete, consistent and named once."""
+"""The settings table: complete, consistent, and each name once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.types import TaskKind
 
 
 def test_every_field_is_a_row() -> None:
-    """A field without a description would have no row, and so no flag."""
+    """A field without a description would have no row, and thus no flag."""
     assert tuple(row.name for row in SETTINGS) == Settings.__struct_fields__
 
 
@@ -28,13 +28,13 @@ def test_every_row_is_documented_and_its_default_is_legal(row: Setting) -> None:
 
 
 def test_names_follow_one_rule() -> None:
-    """Flag and variable are made from the name."""
+    """Flag and variable are derived from the name."""
     row = next(row for row in SETTINGS if row.name == "max_batch_size")
     assert (row.flag, row.env) == ("--max-batch-size", "SHOAL_MAX_BATCH_SIZE")
 
 
 def test_secrets_are_marked() -> None:
-    """Whatever is a key or a token is masked."""
+    """Keys and tokens are masked."""
     assert {row.name for row in SETTINGS if row.secret} == {
         "api_key",
         "admin_key",
@@ -45,7 +45,7 @@ def test_secrets_are_marked() -> None:
 
 
 def test_a_model_may_not_change_the_server() -> None:
-    """Tables of models hold what belongs to one model alone."""
+    """Tables of models contain only settings of one model."""
     assert not {"port", "api_key", "home", "drain_timeout_s", "triton_url", "triton_repository"} & set(MODEL_KEYS)
     assert {"backends", "aliases", "default_for", "precision", "max_batch_size", "truncate"} <= set(MODEL_KEYS)
     assert {"backend", "triton_platform", "triton_instances", "triton_text_in"} <= set(MODEL_KEYS)
@@ -53,7 +53,7 @@ def test_a_model_may_not_change_the_server() -> None:
 
 @pytest.mark.parametrize("row", MODEL_KEYS.values(), ids=lambda row: row.name)
 def test_every_key_of_a_model_s_table_is_documented_and_checked(row: Setting) -> None:
-    """Help ends in a full stop, and a value of a wrong type is refused in words."""
+    """Help ends in a full stop, and a value of a wrong type is refused."""
     assert row.help.endswith(("?", ".", "..."))
     shown = "" if row.secret else ", got"
     with pytest.raises(ConfigError, match=f"^key: must be {re.escape(row.wording)}{shown}"):
@@ -73,8 +73,8 @@ def test_every_key_of_a_model_s_table_is_documented_and_checked(row: Setting) ->
         ("tokenizer", "", "text"),
     ],
 )
-def test_keys_of_a_model_say_what_they_must_be(key: str, value: object, wording: str) -> None:
-    """Tables name the keys that they may have; what is optional is worded like what is not."""
+def test_model_key_errors_state_the_valid_values(key: str, value: object, wording: str) -> None:
+    """Tables list their valid keys; optional keys have the same wording."""
     with pytest.raises(ConfigError) as caught:
         convert(MODEL_KEYS[key], value, key)
     assert f"{key}: must be {wording}" in caught.value.message
@@ -90,7 +90,7 @@ def test_keys_of_a_model_say_what_they_must_be(key: str, value: object, wording:
     ],
 )
 def test_bounds_of_triton_options(name: str, good: list[object], bad: list[object]) -> None:
-    """An address without a path, metadata as gRPC takes it, at least one instance."""
+    """An address without a path, metadata that gRPC accepts, at least one instance."""
     row = BY_NAME[name]
     for value in good:
         convert(row, value, "here")
@@ -100,6 +100,6 @@ def test_bounds_of_triton_options(name: str, good: list[object], bad: list[objec
 
 
 def test_tasks_are_those_of_the_wire() -> None:
-    """The table spells the tasks out so that it need not import numpy; they are the same."""
+    """The table repeats the tasks so that it need not import numpy; they are the same."""
     spelled = get_type_hints(ModelTable)["default_for"]
     assert get_args(get_args(spelled)[0]) == get_args(TaskKind)

@@ -72,8 +72,8 @@ def test_inputs_of_one_kind_are_one_lanes(virtual: Run[None], inputs: list[Item]
     virtual(main)
 
 
-def test_text_options_do_not_apply_to_pictures(virtual: Run[None]) -> None:
-    """Prompt, role and truncation apply to the texts, not to the pictures beside them."""
+def test_text_options_do_not_apply_to_images(virtual: Run[None]) -> None:
+    """Prompt, role and truncation apply to the texts, not to the images beside them."""
 
     async def main() -> None:
         towers = both()
@@ -119,7 +119,7 @@ def test_errors_of_the_request_name_no_input(virtual: Run[None]) -> None:
         towers = both()
         with pytest.raises(InvalidValue, match=r"^dimensions must be between"):
             await found(towers, embed_task("a", CAT, dimensions=99))
-        with pytest.raises(EngineFailed, match=r"^the engine failed and does not say why"):
+        with pytest.raises(EngineFailed, match=r"^the engine failed without a reason"):
             await found(towers, embed_task("poison-item", CAT))
         await towers.aclose()
 

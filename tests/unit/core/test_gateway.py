@@ -492,15 +492,15 @@ async def test_invalid_requests_do_not_wait_for_a_slot() -> None:
             await text_of(gate, Generate(model="m0", prompts=["a"], sampling=Sampling(min_p=0.5)), soon())
 
 
-PICTURE = Image(b"picture")
+IMAGE = Image(b"picture")
 
 
 @pytest.mark.parametrize(
     ("modalities", "task", "message"),
     [
-        (("text",), Embed(model="", inputs=["a", PICTURE]), "'m0' accepts only text: send text"),
-        (("text",), Classify(model="", inputs=[PICTURE]), "'m0' accepts only text: send text"),
-        (("image",), Embed(model="", inputs=["a", PICTURE]), "'m0' accepts only images: send images"),
+        (("text",), Embed(model="", inputs=["a", IMAGE]), "'m0' accepts only text: send text"),
+        (("text",), Classify(model="", inputs=[IMAGE]), "'m0' accepts only text: send text"),
+        (("image",), Embed(model="", inputs=["a", IMAGE]), "'m0' accepts only images: send images"),
         (("image",), Rerank(model="", queries=["q"], documents=["d"]), "'m0' accepts only images: send images"),
     ],
 )
@@ -530,5 +530,5 @@ async def test_modalities_are_checked_before_a_download() -> None:
     assert await recorder.settled_calls() == [("refused", "model_not_found")]
     runner.facts = replace(runner.facts, modalities=("text", "image"))
     front.check_modality("", "image")
-    await front.run(Embed(model="", inputs=[PICTURE, "a"]), soon())
-    await front.run(Embed(model="", inputs=[PICTURE]), soon())
+    await front.run(Embed(model="", inputs=[IMAGE, "a"]), soon())
+    await front.run(Embed(model="", inputs=[IMAGE]), soon())

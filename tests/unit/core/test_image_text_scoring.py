@@ -1,4 +1,4 @@
-"""Scores of pictures against texts."""
+"""Scores of images against texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANYTHING = arrays.arrays(np.float32, (4, 3), elements=st.floats(-1e6, 1e6, width
 
 
 class Eyes:
-    """Knows the vectors of words and pictures, and records its calls."""
+    """Knows the vectors of words and images, and records its calls."""
 
     def __init__(self, error: ShoalError | None = None) -> None:
         self.error = error
@@ -38,7 +38,7 @@ class Eyes:
         return Embedded(vectors=np.array([known[name] for name in names], dtype=np.float32), tokens=[1] * len(names))
 
 
-async def test_every_picture_is_compared_with_every_text_in_one_task_and_in_order() -> None:
+async def test_every_image_is_compared_with_every_text_in_one_task_and_in_order() -> None:
     eyes = Eyes()
     found = await score_image_texts(
         eyes.run, "m", [Image(b"right"), Image(b"up")], ["up", "right", "left"], CTX, SOFTMAX
@@ -67,11 +67,11 @@ async def test_much_work_is_done_in_a_thread_and_little_is_not(monkeypatch: pyte
     assert few.scores.tolist() == many.scores.tolist()
 
 
-@pytest.mark.parametrize(("pictures", "texts"), [([], ["up"]), ([Image(b"up")], []), ([], [])])
-async def test_one_of_each_is_needed(pictures: list[Image], texts: list[str]) -> None:
+@pytest.mark.parametrize(("images", "texts"), [([], ["up"]), ([Image(b"up")], []), ([], [])])
+async def test_one_of_each_is_needed(images: list[Image], texts: list[str]) -> None:
     eyes = Eyes()
     with pytest.raises(EmptyInput, match="at least one of each"):
-        await score_image_texts(eyes.run, "m", pictures, texts, CTX, SOFTMAX)
+        await score_image_texts(eyes.run, "m", images, texts, CTX, SOFTMAX)
     assert not eyes.calls
 
 
@@ -84,7 +84,7 @@ async def test_one_of_each_is_needed(pictures: list[Image], texts: list[str]) ->
         ("the model is tired", "the model is tired"),
     ],
 )
-async def test_an_error_names_the_text_or_the_picture(message: str, named: str) -> None:
+async def test_an_error_names_the_text_or_the_image(message: str, named: str) -> None:
     error = InvalidValue(message, param="input")
     with pytest.raises(InvalidValue) as caught:
         await score_image_texts(Eyes(error).run, "m", [Image(b"up")] * 12, ["up", "left"], CTX, SOFTMAX)
@@ -126,9 +126,9 @@ def test_a_vector_of_zeros_is_near_to_nothing() -> None:
 
 @given(ANYTHING, ANYTHING, st.floats(0.0, 1e6), st.sampled_from(["softmax", "sigmoid"]))
 def test_whatever_the_vectors_the_scores_are_likelihoods(
-    pictures: np.ndarray, texts: np.ndarray, scale: float, activation: Activation
+    images: np.ndarray, texts: np.ndarray, scale: float, activation: Activation
 ) -> None:
-    cosine, scores = compute_scores(pictures, texts, ContrastSpec(scale=scale, activation=activation))
+    cosine, scores = compute_scores(images, texts, ContrastSpec(scale=scale, activation=activation))
     assert np.abs(cosine).max() <= 1.0
     assert scores.min() >= 0.0
     assert scores.max() <= 1.0

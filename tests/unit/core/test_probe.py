@@ -1,4 +1,4 @@
-"""The probe of a replica, which decides whether it may join its peers."""
+"""The probe of a replica, which decides whether it may join the other replicas."""
 
 from __future__ import annotations
 
@@ -132,9 +132,9 @@ def test_peers_agree_within_precision() -> None:
     one = ProbeVectors(ROWS)
     one.check(ProbeVectors(ROWS * 2), "b")
     one.check(ProbeVectors((ROWS + np.float32(0.01)).astype(np.float16).astype(np.float32)), "b")
-    with pytest.raises(ConfigError, match="2 dimensions, its peers 3"):
+    with pytest.raises(ConfigError, match="2 dimensions, but the other replicas return 3"):
         one.check(ProbeVectors(ROWS[:, :2]), "b")
-    with pytest.raises(ConfigError, match=r"b returns different vectors than its peers \(cosine 0\."):
+    with pytest.raises(ConfigError, match=r"b returns different vectors than the other replicas \(cosine 0\."):
         one.check(ProbeVectors(ROWS[:, ::-1].copy()), "b")
     with pytest.raises(ConfigError, match="cosine nan"):
         one.check(ProbeVectors(np.zeros_like(ROWS)), "b")
@@ -194,7 +194,7 @@ async def test_sparse_vectors_are_compared_by_their_angle() -> None:
     one.check(await probed_sparse([sparse({1: 1.001, 7: 2.0}), *SPARSE[1:]]), "b")
     one.check(await probed_sparse([sparse({1: 1.0, 7: 2.0, 9: 1e-4}), *SPARSE[1:]]), "b")
     for other in (sparse({1: 1.0}), sparse({3: 1.0, 8: 2.0}), sparse({})):
-        with pytest.raises(ConfigError, match="b returns different vectors than its peers"):
+        with pytest.raises(ConfigError, match="b returns different vectors than the other replicas"):
             one.check(await probed_sparse([other, *SPARSE[1:]]), "b")
     assert one.of(1).vectors == SPARSE[1:2]
 
@@ -204,7 +204,7 @@ async def test_two_vectors_of_nothing_agree() -> None:
     one = await probed_sparse([sparse({}), *SPARSE[1:]])
     one.check(await probed_sparse([sparse({}), *SPARSE[1:]]), "b")
     for other in (SPARSE, [sparse({}), sparse({}), *SPARSE[2:]], [sparse({}), sparse({6: 0.5}), *SPARSE[2:]]):
-        with pytest.raises(ConfigError, match="b returns different vectors than its peers"):
+        with pytest.raises(ConfigError, match="b returns different vectors than the other replicas"):
             one.check(await probed_sparse(other), "b")
     nothing = await probed_sparse([sparse({})] * 4)
     nothing.check(await probed_sparse([sparse({})] * 4), "b")
@@ -256,10 +256,11 @@ def test_scores_agree_within_precision() -> None:
     one.check(ProbeScores(scores.astype(np.float16).astype(np.float32) + np.float32(0.05)), "b")
     with pytest.raises(
         ConfigError,
-        match=r"b returns different scores than its peers \(differing by up to 1\.000\): its weights " r"differ",
+        match=r"b returns different scores than the other replicas \(differing by up to 1\.000\): its "
+        r"weights differ",
     ):
         one.check(ProbeScores(scores + np.array([[0, 0], [0, 0], [0, 0], [1, 0]], dtype=np.float32)), "b")
-    with pytest.raises(ConfigError, match="1 labels, its peers 2"):
+    with pytest.raises(ConfigError, match="1 labels, but the other replicas score 2"):
         one.check(ProbeScores(scores[:, :1]), "b")
-    with pytest.raises(ConfigError, match="scores than its peers"):
+    with pytest.raises(ConfigError, match="scores than the other replicas"):
         one.check(ProbeScores(scores * np.float32("nan")), "b")

@@ -1,4 +1,4 @@
-"""Work in a thread that is cancelled."""
+"""Cancellation of work in a thread."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from shoal.downloads.cancellation import run_in_thread
 from shoal.errors import Cancelled
 
 
-async def test_what_comes_of_it() -> None:
-    """Its answer, or what it raised."""
+async def test_result_or_error() -> None:
+    """The result or the exception of the function."""
 
-    def failing() -> None:
+    def fail() -> None:
         raise OSError("broken")
 
     assert await run_in_thread(lambda: 7, lambda: None) == 7
     with pytest.raises(OSError, match="broken"):
-        await run_in_thread(failing, lambda: None)
+        await run_in_thread(fail, lambda: None)
 
 
-async def test_however_often_it_is_cancelled_the_thread_has_ended() -> None:
-    """Impatience does not leave it behind: it still writes where the next one is to."""
+async def test_repeated_cancellation_waits_for_the_thread() -> None:
+    """Otherwise it could still write while its successor runs."""
     begun, stop, release, ended = (threading.Event() for _ in range(4))
 
     def work() -> None:
@@ -47,7 +47,7 @@ async def test_however_often_it_is_cancelled_the_thread_has_ended() -> None:
 
 
 def test_a_loop_that_ends_leaves_no_thread_behind() -> None:
-    """It cancels whatever still runs in it, and all of that at once."""
+    """The loop cancels all running work at once."""
     stop, begun = threading.Event(), threading.Event()
     order: list[str] = []
     loops: list[asyncio.AbstractEventLoop] = []
@@ -55,7 +55,7 @@ def test_a_loop_that_ends_leaves_no_thread_behind() -> None:
     def work() -> None:
         begun.set()
         stop.wait(30)
-        for _ in range(10):  # the loop goes on meanwhile
+        for _ in range(10):  # the loop continues meanwhile
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loops[0]).result(30)
         order.append("thread")
 

@@ -1,4 +1,4 @@
-"""pip as a process, from a folder of this machine."""
+"""pip as a process, from a local folder."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ def pip(
 ) -> tuple[Pip, Reports]:
     work = tmp_path / "work"
     work.mkdir()
-    seen: Reports = []
+    reports: Reports = []
     one = Pip(
         label="tiny things",
         work=work,
         check=check,
-        report=lambda done, total: seen.append((done, total)),
+        report=lambda done, total: reports.append((done, total)),
         environment=(("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(index)), ("PIP_CONFIG_FILE", "/dev/null")),
         advice=advice or Advice(),
     )
-    return one, seen
+    return one, reports
 
 
 def test_it_downloads_and_reports(tmp_path: Path, index: Path) -> None:
-    """The file arrives, and what pip writes meanwhile is told."""
-    one, seen = pip(tmp_path, index)
+    """The file arrives, and pip's output is reported."""
+    one, reports = pip(tmp_path, index)
     one.run("download", f"--dest={tmp_path / 'into'}", "tiny")
     assert [path.name for path in (tmp_path / "into").iterdir()] == ["tiny-1.0-py3-none-any.whl"]
-    assert seen
+    assert reports
 
 
 def test_progress_never_goes_back(tmp_path: Path, index: Path) -> None:
-    """pip takes away what it has installed; what is announced is the bound."""
-    one, seen = pip(tmp_path, index)
+    """pip removes what it has installed; reported progress is bounded by the announced size."""
+    one, reports = pip(tmp_path, index)
     log = one.work / "pip.log"
     log.write_text("Collecting tiny\n")
     (one.work / "part").write_bytes(b"x" * 1500)
@@ -69,11 +69,11 @@ def test_progress_never_goes_back(tmp_path: Path, index: Path) -> None:
     one._count_bytes(log, total)
     (one.work / "part").write_bytes(b"x" * 5000)
     one._count_bytes(log, total)
-    assert seen == [(1516, None), (1516, 3000), (3000, 3000)]
+    assert reports == [(1516, None), (1516, 3000), (3000, 3000)]
 
 
 def test_failures_are_explained(tmp_path: Path, index: Path) -> None:
-    """A package that the index lacks."""
+    """The index lacks the package."""
     with pytest.raises(SourceError, match=r"tiny things: the package index has no wheel"):
         pip(tmp_path, index)[0].run("download", f"--dest={tmp_path}", "other")
 
@@ -82,28 +82,28 @@ def test_a_stop_ends_pip(tmp_path: Path, index: Path, monkeypatch: pytest.Monkey
     """The running pip is killed and waited for."""
     started: list[subprocess.Popen[bytes]] = []
 
-    class Watched(subprocess.Popen[bytes]):
+    class RecordedPopen(subprocess.Popen[bytes]):
         def __init__(self, *args: object, **kwargs: object) -> None:
             super().__init__(*args, **kwargs)  # type: ignore[call-overload]
             started.append(self)
 
-    monkeypatch.setattr(subprocess, "Popen", Watched)
+    monkeypatch.setattr(subprocess, "Popen", RecordedPopen)
 
-    def unwanted() -> None:
+    def raise_cancelled() -> None:
         raise Cancelled("stopped")
 
     with pytest.raises(Cancelled):
-        pip(tmp_path, index, unwanted)[0].run("download", f"--dest={tmp_path}", "tiny")
+        pip(tmp_path, index, raise_cancelled)[0].run("download", f"--dest={tmp_path}", "tiny")
     assert started[0].returncode is not None
 
 
-def test_without_pip_the_way_out_is_named(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment without pip is told how to get it, before anything is started."""
+def test_without_pip_the_error_has_the_next_step(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pip the error says how to get it, before anything starts."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    one, seen = pip(tmp_path, index)
+    one, reports = pip(tmp_path, index)
     with pytest.raises(SourceError, match=r"tiny things: .*ensurepip"):
         one.run("download", "tiny")
-    assert not seen
+    assert not reports
     assert not list(one.work.iterdir())
 
 
@@ -122,7 +122,7 @@ def test_without_pip_the_way_out_is_named(tmp_path: Path, index: Path, monkeypat
     ],
 )
 def test_messages_for_pips_errors(output: str, message: str) -> None:
-    """Each way of pip to fail becomes one sentence with the next step."""
+    """Each pip failure becomes one sentence with the next step."""
     error = Advice().error(output, "Triton")
     assert message in error.message
     assert error.message.startswith("Triton: ")
@@ -138,12 +138,12 @@ def test_messages_for_pips_errors(output: str, message: str) -> None:
         ("", "pip failed: no output; ask somebody"),
     ],
 )
-def test_the_next_step_is_the_caller_s(output: str, message: str) -> None:
-    """Where it depends on what is fetched, the caller's own words are used."""
+def test_the_caller_provides_the_next_step(output: str, message: str) -> None:
+    """If it depends on the download, the caller's own text is used."""
     assert OWN.error(output, "Triton").message == f"Triton: {message}"
 
 
-def test_a_run_fails_in_the_caller_s_words(tmp_path: Path, index: Path) -> None:
-    """The advice that was given is the one that is followed."""
+def test_a_failed_run_has_the_caller_s_advice(tmp_path: Path, index: Path) -> None:
+    """The error has the advice that the caller passed."""
     with pytest.raises(SourceError, match=r"^tiny things: no such wheel$"):
         pip(tmp_path, index, advice=OWN)[0].run("download", f"--dest={tmp_path}", "other")

@@ -1,4 +1,4 @@
-"""Files out of a wheel: under the names that they are given, told byte by byte, and stopped between two pieces."""
+"""Files from a wheel: under the requested names, with progress in bytes, and stoppable between two chunks."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ def wheel(tmp_path: Path) -> Path:
     return file
 
 
-def unpacked(wheel: Path, into: Path, check: Callable[[], None] = lambda: None) -> list[tuple[int, int]]:
-    """All of it below "new/"; what was reported."""
+def unpack_all(wheel: Path, into: Path, check: Callable[[], None] = lambda: None) -> list[tuple[int, int]]:
+    """Unpack all of it below "new/"; return the reports."""
     into.mkdir()
-    seen: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     with open_wheel(wheel, "tiny") as archive:
         entries = {f"new/{entry.filename}": entry for entry in archive.infolist()}
-        extract(archive, entries, into, check=check, report=lambda done, total: seen.append((done, total)))
-    return seen
+        extract(archive, entries, into, check=check, report=lambda done, total: reports.append((done, total)))
+    return reports
 
 
 def test_files_get_the_requested_names(wheel: Path, tmp_path: Path) -> None:
-    """And the report ends at their size, having come there in pieces."""
+    """Progress comes in chunks and ends at the size of the files."""
     into = tmp_path / "into"
-    seen = unpacked(wheel, into)
-    found = {str(path.relative_to(into)): path.read_bytes() for path in into.rglob("*") if path.is_file()}
-    assert found == {f"new/{name}": content for name, content in FILES.items()}
+    reports = unpack_all(wheel, into)
+    contents = {str(path.relative_to(into)): path.read_bytes() for path in into.rglob("*") if path.is_file()}
+    assert contents == {f"new/{name}": content for name, content in FILES.items()}
     total = sum(map(len, FILES.values()))
-    assert [done for done, _ in seen] == [1 << 20, 2 << 20, total]
-    assert {of for _, of in seen} == {total}
+    assert [done for done, _ in reports] == [1 << 20, 2 << 20, total]
+    assert {of for _, of in reports} == {total}
 
 
-def test_a_stop_is_noticed_between_two_pieces(wheel: Path, tmp_path: Path) -> None:
-    """What is written by then is a piece, and nothing is added to it."""
+def test_a_stop_takes_effect_between_two_chunks(wheel: Path, tmp_path: Path) -> None:
+    """The written part stays, and nothing is added to it."""
     checks: list[int] = []
 
     def check() -> None:
@@ -55,20 +55,22 @@ def test_a_stop_is_noticed_between_two_pieces(wheel: Path, tmp_path: Path) -> No
             raise Cancelled("stopped")
 
     with pytest.raises(Cancelled):
-        unpacked(wheel, tmp_path / "into", check)
+        unpack_all(wheel, tmp_path / "into", check)
     assert (tmp_path / "into" / "new" / "a" / "one").stat().st_size == 1 << 20
 
 
-def test_what_does_not_fit_is_not_begun(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk is told before a byte is written."""
+def test_a_wheel_that_does_not_fit_is_not_unpacked(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk is reported before a byte is written."""
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100})())
     with pytest.raises(OSError, match="No space left"):
-        unpacked(wheel, tmp_path / "into")
+        unpack_all(wheel, tmp_path / "into")
     assert not list((tmp_path / "into").iterdir())
 
 
 def test_nothing_is_overwritten(wheel: Path, tmp_path: Path) -> None:
-    """A file that is there already stays as it is."""
+    """An existing file stays unchanged."""
     (tmp_path / "three").write_bytes(b"mine")
     with open_wheel(wheel, "tiny") as archive, pytest.raises(FileExistsError):
         extract(
@@ -83,7 +85,7 @@ def test_nothing_is_overwritten(wheel: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "not a zip", "flipped"])
 def test_a_broken_wheel_is_reported(wheel: Path, tmp_path: Path, damage: str) -> None:
-    """Whether it shows when the archive is opened or when a file of it is read."""
+    """On opening the archive or on reading one of its files."""
     content = bytearray(wheel.read_bytes())
     if damage == "cut":
         content = content[:-100]
@@ -91,4 +93,4 @@ def test_a_broken_wheel_is_reported(wheel: Path, tmp_path: Path, damage: str) ->
         content[40:60] = bytes(20)
     wheel.write_bytes(b"no zip" if damage == "not a zip" else bytes(content))
     with pytest.raises(SourceError, match=r"^tiny: its wheel is broken .*; try again$"):
-        unpacked(wheel, tmp_path / "into")
+        unpack_all(wheel, tmp_path / "into")

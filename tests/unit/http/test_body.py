@@ -1,4 +1,4 @@
-"""Reading bodies within their bounds."""
+"""Reading bodies within their limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def read(pieces: list[bytes], limit: int) -> bytes:
 
 @given(pieces=st.lists(st.binary(max_size=5), max_size=8), limit=st.integers(0, 30))
 async def test_pieces(pieces: list[bytes], limit: int) -> None:
-    """However it is cut, a body within the limit comes out whole, and one over it never."""
+    """For every split, a body within the limit is returned whole, and a larger one never."""
     whole = b"".join(pieces)
     if len(whole) <= limit:
         assert await read(pieces, limit) == whole
@@ -43,7 +43,7 @@ MIB = 2**20
 
 
 class Sender:
-    """Sends a body in pieces, the last of them when it is told to."""
+    """Sends a body in pieces, the last one on request."""
 
     def __init__(self, pieces: int, size: int) -> None:
         self.left = [bytes(size)] * pieces
@@ -58,8 +58,8 @@ class Sender:
         return {"type": "http.request", "body": b"."}
 
 
-async def test_bodies_together_are_bounded() -> None:
-    """Who sends the piece that is too much is refused, and what it had is free at once; the others go on."""
+async def test_total_body_memory_is_bounded() -> None:
+    """The body that exceeds the total is refused and its memory freed at once; others continue."""
     unfinished = PendingBodies(10 * MIB)
     first, second = Sender(6, MIB), Sender(4, MIB)
     reading = [asyncio.create_task(read_body(each, 100 * MIB, unfinished)) for each in (first, second)]
@@ -77,8 +77,8 @@ async def test_bodies_together_are_bounded() -> None:
     assert unfinished.size == 0
 
 
-async def test_small_bodies_come_through() -> None:
-    """In one piece or in some, however much large ones hold."""
+async def test_small_bodies_are_accepted() -> None:
+    """In one piece or several, for any memory that large ones hold."""
     unfinished = PendingBodies(0)
     large, small = Sender(1, MIB), Sender(6, 10_000)
     reading = asyncio.create_task(read_body(large, 2 * MIB, unfinished))
@@ -90,7 +90,7 @@ async def test_small_bodies_come_through() -> None:
 
 
 async def test_a_body_alone_may_be_larger_than_the_bound() -> None:
-    """Its own limit is what the settings say."""
+    """Its own limit is the setting."""
     unfinished = PendingBodies(MIB)
     alone = Sender(3, MIB)
     alone.rest.set()
@@ -99,8 +99,8 @@ async def test_a_body_alone_may_be_larger_than_the_bound() -> None:
 
 
 @pytest.mark.parametrize("error", [BodyTooLarge, Cancelled])
-async def test_what_a_refused_body_had_is_free(error: type[Exception]) -> None:
-    """Too large, or its client left."""
+async def test_memory_of_a_refused_body_is_freed(error: type[Exception]) -> None:
+    """The body was too large, or its client disconnected."""
     unfinished = PendingBodies()
     messages = [{"type": "http.request", "body": bytes(8), "more_body": True}]
     end = {"type": "http.request", "body": bytes(8)} if error is BodyTooLarge else {"type": "http.disconnect"}
@@ -113,8 +113,8 @@ async def test_what_a_refused_body_had_is_free(error: type[Exception]) -> None:
     assert unfinished.size == 0
 
 
-async def test_client_leaves() -> None:
-    """Half a body is nobody's request."""
+async def test_a_disconnect_raises_cancelled() -> None:
+    """Half a body is not a request."""
 
     async def receive() -> Any:
         return {"type": "http.disconnect"}
@@ -160,12 +160,12 @@ def test_heads_that_are_refused(headers: dict[str, str], error: Any) -> None:
     ],
 )
 def test_heads_that_pass(headers: dict[str, str]) -> None:
-    """At most the limit, not compressed, JSON or nameless, or what curl calls a form."""
+    """Within the limit, not compressed, JSON or without a type, or curl's form type."""
     check_head(request(**headers), 10, json=True)
 
 
-def test_only_json_routes_want_json() -> None:
-    """A route without a JSON body does not judge content types."""
+def test_only_json_routes_require_json() -> None:
+    """A route without a JSON body accepts every content type."""
     check_head(request(content_type="text/html"), 10, json=False)
 
 
@@ -179,8 +179,8 @@ def test_only_json_routes_want_json() -> None:
         ({"transfer_encoding": "chunked"}, True),
     ],
 )
-def test_what_is_left_unread(headers: dict[str, str], unread: bool) -> None:
-    """A little is skipped for the sake of the connection; much, or nobody knows how much, ends it."""
+def test_unread_bodies(headers: dict[str, str], unread: bool) -> None:
+    """A short body is skipped to keep the connection; a long one or one of unknown length closes it."""
     message = request(**headers)
     assert has_unread_body(message) is unread
     message.body_read = True

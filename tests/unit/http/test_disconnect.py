@@ -1,4 +1,4 @@
-"""Clients that are slow or leave, and cancellations that have nothing to do with them."""
+"""Clients that are slow or disconnect, and unrelated cancellations."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shoal.http.disconnect import DisconnectWatch
 
 
 @pytest.fixture(autouse=True)
-async def nothing_stays_behind(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    """The watch loses patience at once, and no test leaves a task of its behind."""
+async def no_tasks_remain(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """The watch times out at once, and no test leaves a task running."""
     monkeypatch.setattr(disconnect, "WATCH_DELAY_S", 0.0)
     yield
     for _ in range(3):
@@ -25,7 +25,7 @@ async def nothing_stays_behind(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 class Client:
-    """Sends an empty message, and leaves when told to."""
+    """Sends an empty message, and disconnects on request."""
 
     def __init__(self) -> None:
         self.left = asyncio.Event()
@@ -41,12 +41,12 @@ class Client:
         return {"type": "http.disconnect"}
 
 
-async def never() -> None:
+async def wait_forever() -> None:
     await asyncio.Event().wait()
 
 
-async def test_work_that_is_done() -> None:
-    """Nothing happens to work that ends by itself, watched or not yet."""
+async def test_finished_work_is_unaffected() -> None:
+    """Work that ends by itself is unaffected, watched or not."""
     client = Client()
     for wait in (False, True):
         with DisconnectWatch(client.receive, 30.0) as watch:
@@ -55,52 +55,52 @@ async def test_work_that_is_done() -> None:
                 await client.watched.wait()
 
 
-async def test_a_client_that_leaves() -> None:
+async def test_a_disconnect_cancels_the_work() -> None:
     """The work is cancelled, the block raises Cancelled, and the task itself is not marked as cancelled."""
     client = Client()
     client.left.set()
     with pytest.raises(Cancelled), DisconnectWatch(client.receive, 30.0) as watch:
         watch.start()
-        await never()
+        await wait_forever()
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
 
 
-async def test_a_client_that_leaves_after_a_slow_body() -> None:
-    """Once the body is there, the watch waits for the client to leave."""
+async def test_a_disconnect_after_a_slow_body() -> None:
+    """After the body, the watch waits for the client to disconnect."""
     client = Client()
     client.left.set()
     with pytest.raises(Cancelled), DisconnectWatch(client.receive, 30.0) as watch:
         with watch.limit_body_time():
-            await in_a_while(0.0)
+            await run_due_timers(0.0)
         watch.start()
-        await never()
+        await wait_forever()
 
 
-async def test_a_body_that_is_late() -> None:
-    """What waits for the body is cancelled, and the block raises RequestTimeout."""
+async def test_a_late_body_times_out() -> None:
+    """Work that waits for the body is cancelled, and the block raises RequestTimeout."""
     with (
         pytest.raises(RequestTimeout, match=r"0\.001 s"),
         DisconnectWatch(Client().receive, 0.001) as watch,
         watch.limit_body_time(),
     ):
-        await never()
+        await wait_forever()
 
 
-async def test_a_body_that_came_in_time() -> None:
-    """After the body, its time limit is over."""
+async def test_a_body_in_time_has_no_limit_afterwards() -> None:
+    """The time limit ends with the body."""
     client = Client()
     with DisconnectWatch(client.receive, 0.001) as watch:
         with watch.limit_body_time():
-            await in_a_while(0.0)
+            await run_due_timers(0.0)
         watch.start()
         await client.watched.wait()
-        await in_a_while(0.002)
+        await run_due_timers(0.002)
 
 
 async def test_other_errors_pass() -> None:
-    """An error of the work is not touched."""
+    """Errors of the work are raised unchanged."""
     with pytest.raises(ZeroDivisionError), DisconnectWatch(Client().receive, 30.0) as watch:
         watch.start()
         raise ZeroDivisionError
@@ -108,13 +108,13 @@ async def test_other_errors_pass() -> None:
 
 @pytest.mark.parametrize("also_gone", [False, True])
 async def test_a_cancellation_from_outside(also_gone: bool) -> None:
-    """It passes as what it is, even when the client leaves in the same moment."""
+    """It is raised as a cancellation, even if the client disconnects at the same moment."""
     client = Client()
 
     async def work() -> None:
         with DisconnectWatch(client.receive, 30.0) as watch:
             watch.start()
-            await never()
+            await wait_forever()
 
     task = asyncio.create_task(work())
     await client.watched.wait()
@@ -126,8 +126,8 @@ async def test_a_cancellation_from_outside(also_gone: bool) -> None:
         await task
 
 
-async def test_after_stop_nobody_is_cancelled() -> None:
-    """The HTTP server says that the client is gone as soon as the reply is complete; that must not matter."""
+async def test_no_request_is_cancelled_after_stop() -> None:
+    """The HTTP server reports a disconnect as soon as the reply is complete; that must have no effect."""
     client = Client()
     with DisconnectWatch(client.receive, 30.0) as watch:
         watch.start()
@@ -137,8 +137,8 @@ async def test_after_stop_nobody_is_cancelled() -> None:
         await asyncio.sleep(0)
 
 
-async def in_a_while(seconds: float) -> None:
-    """Let timers run that were set before and are due by then."""
+async def run_due_timers(seconds: float) -> None:
+    """Run the timers that are due."""
     done = asyncio.Event()
     asyncio.get_running_loop().call_later(seconds, done.set)
     await done.wait()

@@ -1,4 +1,4 @@
-"""Which Host headers are taken, and which repeated headers are refused."""
+"""Which Host headers are accepted, and which repeated headers are refused."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ANY = st.text(st.sampled_from("127.0.0.1localhostevil:@/\\?#[]%,; \t_-é\x00"), 
 
 
 @given(name=NAMES | ADDRESSES, port=st.sampled_from(PORTS))
-def test_every_host_with_its_port(name: str, port: str) -> None:
-    """The name comes out, in lower case and without brackets."""
+def test_valid_hosts_with_ports(name: str, port: str) -> None:
+    """The name is returned in lower case and without brackets."""
     assert host_name((name + port).encode()) == name.strip("[]").lower().encode()
 
 
 @given(host=ANY | st.builds(lambda name, rest: name + rest, st.sampled_from(LOOPBACK), ANY))
-def test_nobody_reads_another_host(host: str) -> None:
-    """What is taken means the same to whoever parses it as part of a URL."""
+def test_hosts_mean_the_same_in_urls(host: str) -> None:
+    """An accepted host means the same to every parser of a URL that contains it."""
     name = host_name(host.encode())
     if name is not None:
         assert (urlsplit(f"http://{host}/").hostname or "") == name.decode()
@@ -36,7 +36,7 @@ def test_nobody_reads_another_host(host: str) -> None:
 @given(
     name=st.sampled_from(LOOPBACK), port=st.sampled_from(PORTS), junk=st.text(st.sampled_from("@/\\?#[]%, ;\t\x00é"))
 )
-def test_nothing_stands_beside_a_host(name: str, port: str, junk: str) -> None:
+def test_other_url_parts_are_refused_in_a_host(name: str, port: str, junk: str) -> None:
     for text in (f"{name}{port}{junk}", f"{junk}{name}{port}", f"{name}{port}{junk}evil.example"):
         assert is_loopback(text.encode()) is (text == name + port)
 
@@ -58,7 +58,7 @@ def test_nothing_stands_beside_a_host(name: str, port: str, junk: str) -> None:
         *(b"localhost,evil.com", b"http://localhost", b"localhost/", b"\xc3\xa9", b"localhost\n", b"[::1%25lo]"),
     ],
 )
-def test_hosts_that_are_none(host: bytes) -> None:
+def test_invalid_hosts_are_refused(host: bytes) -> None:
     assert host_name(host) is None
     with pytest.raises(Malformed, match="host name or an IP address"):
         check_headers([(b"host", host)], "1.1")
@@ -71,8 +71,8 @@ def test_loopback_as_in_the_standard(address: ipaddress.IPv4Address | ipaddress.
 
 
 @pytest.mark.parametrize("name", sorted(SINGLE_VALUE_HEADERS | {b"x-user"}))
-def test_what_decides_comes_once(name: bytes) -> None:
-    """Also where both say the same: a program in front may have read another one."""
+def test_repeated_framing_headers_are_refused(name: bytes) -> None:
+    """Equal values are refused too: a proxy in front may have used another one."""
     value = {b"host": b"a", b"transfer-encoding": b"chunked"}.get(name, b"1")
     raw = list({b"host": b"a", name: value}.items())
     check_headers(raw, "1.1", b"x-user")
@@ -81,7 +81,7 @@ def test_what_decides_comes_once(name: bytes) -> None:
 
 
 def test_lists_may_be_repeated() -> None:
-    """Their values are one list."""
+    """Their values form one list."""
     raw = [(b"host", b"a"), (b"accept", b"text/plain"), (b"via", b"x"), (b"accept", b"application/json")]
     check_headers(raw, "1.1")
     assert combine_headers(raw)[b"accept"] == b"text/plain, application/json"
@@ -95,7 +95,7 @@ def test_other_versions(version: str) -> None:
 
 @pytest.mark.parametrize(("version", "fits"), [("1.0", True), ("1.1", False), ("2", True)])
 def test_a_host_is_required(version: str, fits: bool) -> None:
-    """By HTTP/1.1 alone: HTTP/1.0 has none, and HTTP/2 another place for it."""
+    """Only with HTTP/1.1: HTTP/1.0 has no Host, and HTTP/2 another field for it."""
     if fits:
         check_headers([], version)
     else:
@@ -104,6 +104,6 @@ def test_a_host_is_required(version: str, fits: bool) -> None:
 
 
 @pytest.mark.parametrize(("version", "coding"), [("1.0", b"chunked"), ("1.1", b"gzip, chunked"), ("1.1", b"identity")])
-def test_codings_that_nobody_decodes(version: str, coding: bytes) -> None:
+def test_unsupported_transfer_codings(version: str, coding: bytes) -> None:
     with pytest.raises(Malformed, match="must be 'chunked'"):
         check_headers([(b"host", b"a"), (b"transfer-encoding", coding)], version)

@@ -1,4 +1,4 @@
-"""Forms: what was put together is taken apart again, and whatever else comes is refused in words."""
+"""Multipart forms: valid forms are parsed back into their parts, and all other input is refused with a message."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def form(*fields: bytes) -> bytes:
     return b"".join(fields) + b"--xyz--\r\n"
 
 
-def written(parts: list[Part], boundary: bytes) -> bytes:
-    """As a client writes them."""
+def encode_form(parts: list[Part], boundary: bytes) -> bytes:
+    """Encode parts as a client does."""
     lines: list[bytes] = []
     for part in parts:
         name = part.name.replace("\\", "\\\\").replace('"', '\\"')
@@ -52,10 +52,10 @@ PARTS = st.lists(
 
 @settings(max_examples=200)
 @given(parts=PARTS, turn=st.integers(1, 64))
-def test_what_was_written_is_read(parts: list[Part], turn: int) -> None:
+def test_written_parts_are_read_back(parts: list[Part], turn: int) -> None:
     """Names, bytes and order come back, wherever the body is cut for its turns, also where data looks like the
     boundary."""
-    body = written(parts, b"xyz")
+    body = encode_form(parts, b"xyz")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multipart, "_TURN", turn)
         patch.setattr(multipart, "_SCAN_BYTES", turn)
@@ -65,8 +65,8 @@ def test_what_was_written_is_read(parts: list[Part], turn: int) -> None:
 @settings(max_examples=200)
 @given(parts=PARTS, data=st.data())
 def test_a_truncated_form_is_refused(parts: list[Part], data: st.DataObject) -> None:
-    """Wherever it ends before the last boundary does: nothing is made of half a form."""
-    body = written(parts, b"xyz")
+    """Every prefix without the last boundary is refused."""
+    body = encode_form(parts, b"xyz")
     end = data.draw(st.integers(0, len(body) - len(b"-\r\n") - 1))
     with pytest.raises(BadForm):
         read(body[:end])
@@ -74,8 +74,8 @@ def test_a_truncated_form_is_refused(parts: list[Part], data: st.DataObject) -> 
 
 @settings(max_examples=300)
 @given(body=st.binary(max_size=80) | st.lists(PIECES | st.just(b"--xyz\r\n"), max_size=12).map(b"".join))
-def test_any_bytes(body: bytes) -> None:
-    """They are a form, or refused as none."""
+def test_any_bytes_are_parsed_or_refused(body: bytes) -> None:
+    """They are either a form or refused."""
     try:
         assert isinstance(read(body), list)
     except BadForm as error:
@@ -94,13 +94,13 @@ def test_any_bytes(body: bytes) -> None:
     ],
 )
 def test_no_boundary(content_type: bytes) -> None:
-    """None, an empty one and one that no form may have."""
+    """None, an empty one and an invalid one."""
     with pytest.raises(BadForm, match="has no boundary; let the HTTP client set"):
         read(form(field(DISPOSITION)), content_type)
 
 
 def test_a_quoted_boundary() -> None:
-    """As Java's clients write it, which put characters into it that need the quotes."""
+    """Java clients quote boundaries because of special characters."""
     body = b'--a:b=c\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--a:b=c--'
     assert read(body, b'Multipart/Form-Data; charset=utf-8; boundary="a:b=c"') == [Part("a", b"1")]
 
@@ -118,14 +118,14 @@ def test_a_quoted_boundary() -> None:
     ],
 )
 def test_bad_parts(headers: str, message: str) -> None:
-    """Each is refused with what is wrong with it, and one like it without the fault is not."""
+    """Each error message names the fault, and the same part without the fault is accepted."""
     assert read(form(field(DISPOSITION + "Content-Transfer-Encoding: binary\r\n"))) == [Part("a", b"1")]
     with pytest.raises(BadForm, match=message):
         read(form(field(headers)))
 
 
 def test_names_and_texts_that_are_not_utf_8() -> None:
-    """The form as a whole is refused for a name, a field when it is looked at."""
+    """An invalid name refuses the form, an invalid field only its own access."""
     with pytest.raises(BadForm, match="name of part 1 of the form is not UTF-8"):
         read(form(field(DISPOSITION), b'--xyz\r\nContent-Disposition: form-data; name="\xff"\r\n\r\n1\r\n'))
     (part,) = read(form(field(DISPOSITION, b"\xff")))
@@ -133,8 +133,8 @@ def test_names_and_texts_that_are_not_utf_8() -> None:
         part.text()
 
 
-def test_what_is_a_file() -> None:
-    """A filename makes one, or a type of pictures or bytes; a file that nobody chose is no part."""
+def test_file_parts() -> None:
+    """A filename makes one, or a type of images or bytes; a file that nobody chose is no part."""
     named = 'Content-Disposition: form-data; name="a"; filename="{}"\r\n'
     assert read(form(field(named.format("x")))) == [Part("a", b"1", True)]
     assert read(form(field(DISPOSITION + "Content-Type: image/png\r\n"))) == [Part("a", b"1", True)]
@@ -145,7 +145,7 @@ def test_what_is_a_file() -> None:
 
 
 def test_the_number_of_parts_is_bounded() -> None:
-    """Empty ones count; as many as may be are read."""
+    """Empty parts count; the maximum number is accepted."""
     assert len(read(form(*[field(DISPOSITION)] * 3), max_parts=3)) == 3
     with pytest.raises(TooManyInputs, match="more than 3 parts; split"):
         read(form(*[field(DISPOSITION)] * 4), max_parts=3)
@@ -160,8 +160,8 @@ def test_boundaries_inside_of_a_part_are_bounded() -> None:
             read(form(field(DISPOSITION, b"\r\n--xyzzy" * 3)), max_parts=3)
 
 
-async def test_the_loop_is_free_between() -> None:
-    """A large form is read in turns."""
+async def test_the_loop_runs_during_parsing() -> None:
+    """A large form is parsed over several loop turns."""
     iterations = 0
 
     async def count() -> None:
@@ -178,7 +178,7 @@ async def test_the_loop_is_free_between() -> None:
 
 
 def test_a_client_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """The parser's warnings go nowhere."""
+    """The parser's warnings are discarded."""
     with caplog.at_level(logging.INFO), pytest.raises(BadForm):
         read(b"nonsense")
     assert caplog.records == []
@@ -189,5 +189,5 @@ def test_a_client_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     [(TYPE, True), (b" Multipart/Form-Data ", True), (b"application/json", False), (b"multipart/mixed", False)],
 )
 def test_is_form(content_type: bytes, form: bool) -> None:
-    """By the name alone, in any case."""
+    """Only the name counts, in any case."""
     assert is_form(content_type) is form

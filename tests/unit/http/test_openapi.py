@@ -1,4 +1,4 @@
-"""The OpenAPI document: generated, valid, and as exact as the operations themselves."""
+"""The OpenAPI document: generated, valid, and consistent with the operations."""
 
 from __future__ import annotations
 
@@ -65,33 +65,33 @@ class Gateway:
         self.missing: type[ShoalError] = ModelNotFound
 
     def resolve(self, name: str, task: str) -> tuple[str, str]:
-        found = self.talker if task == "generate" else self.default
-        if not found:
+        model = self.talker if task == "generate" else self.default
+        if not model:
             raise self.missing("no model")
-        return found, ""
+        return model, ""
 
 
 def request(path: str = "/openapi.json") -> Request:
     return Request({"method": "GET", "path": path, "headers": []}, 0.0)
 
 
-def added(model: str = "") -> dict[str, Any]:
+def pet_operation(model: str = "") -> dict[str, Any]:
     post: dict[str, Any] = build_document({"pets": [ADD]}, model)["paths"]["/pets"]["post"]
     return post
 
 
 def test_all_surfaces_make_a_valid_document() -> None:
-    """What Shoal serves is OpenAPI 3.1 by the specification's own schema, with every route of every surface in it."""
+    """The document is OpenAPI 3.1 by the specification's own schema, and has every route of every surface."""
     surfaces = [make(Options(metrics=lambda: b"")) for make in SURFACES if make is not cast(Any, OpenApi)]
     table = {surface.name: surface.routes(cast(Any, None)) for surface in surfaces}
-    made = build_document(table)
-    validate(made)
+    document = build_document(table)
+    validate(document)
     served = {(to_openapi_path(each.path), each.method.lower()) for operations in table.values() for each in operations}
-    assert {(path, method) for path, item in made["paths"].items() for method in item} == served
+    assert {(path, method) for path, item in document["paths"].items() for method in item} == served
 
 
 def test_operation_ids_are_unique_and_stable() -> None:
-    """An id is made of method and path: generated clients keep their names when code moves."""
+    """An id consists of method and path: generated clients keep their names when code moves."""
     assert operation_id(operation(path="/v1/models/{id:path}", method="GET")) == "get_v1_models_id"
     assert operation_id(operation(path="/")) == "post_root"
     surfaces = [make(Options(metrics=lambda: b"")) for make in SURFACES if make is not cast(Any, OpenApi)]
@@ -100,9 +100,9 @@ def test_operation_ids_are_unique_and_stable() -> None:
 
 
 def test_structs_are_shared_components() -> None:
-    """A struct is described once, with its bounds and texts, and referred to everywhere else."""
-    made = build_document({"pets": [ADD, operation(path="/pets/{name:path}", method="GET", response=Pet)]})
-    schemas = made["components"]["schemas"]
+    """A struct is described once, with its bounds and texts, and referenced elsewhere."""
+    document = build_document({"pets": [ADD, operation(path="/pets/{name:path}", method="GET", response=Pet)]})
+    schemas = document["components"]["schemas"]
     assert set(schemas) == {"Pet", "Problem"}
     assert schemas["Pet"]["properties"]["age"] == {
         "type": "integer",
@@ -110,13 +110,13 @@ def test_structs_are_shared_components() -> None:
         "description": "In years.",
         "default": 0,
     }
-    shown = made["paths"]["/pets/{name}"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
-    assert shown == {"$ref": "#/components/schemas/Pet"}
+    example_for = document["paths"]["/pets/{name}"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert example_for == {"$ref": "#/components/schemas/Pet"}
 
 
 def test_responses_name_each_status_with_its_body_and_headers() -> None:
     """Success and every error carry their type, their media type and their headers."""
-    responses = added()["responses"]
+    responses = pet_operation()["responses"]
     assert list(responses) == ["200", "400", "429", "499"]
     assert set(responses["200"]["headers"]) == {"x-request-id", "x-shoal-batch-size"}
     assert set(responses["429"]["headers"]) == {"x-request-id", "retry-after"}
@@ -126,37 +126,39 @@ def test_responses_name_each_status_with_its_body_and_headers() -> None:
 
 
 def test_a_status_with_several_bodies() -> None:
-    """Two dialects on one path: each JSON that may come stands there, and plain text beside it."""
+    """For two dialects on one path, every JSON body is listed, and plain text too."""
     kinds: dict[int, Any] = {400: (Problem, Pet, str), 422: (str, Problem)}
-    made = build_document({"pets": [operation(request=Pet, errors=kinds)]})
-    responses = made["paths"]["/pets"]["post"]["responses"]
+    document = build_document({"pets": [operation(request=Pet, errors=kinds)]})
+    responses = document["paths"]["/pets"]["post"]["responses"]
     problem, pet = {"$ref": "#/components/schemas/Problem"}, {"$ref": "#/components/schemas/Pet"}
     assert responses["400"]["content"] == {
         "application/json": {"schema": {"anyOf": [problem, pet]}},
         "text/plain": {"schema": {"type": "string"}},
     }
     assert responses["422"]["content"]["application/json"] == {"schema": problem}
-    validate(made)
+    validate(document)
 
 
 def test_headers_with_one_text_are_written_once() -> None:
-    """Equal headers are shared; one that says something else under the same name stays in its place."""
+    """Equal headers are shared; one with another description under the same name stays in place."""
     other = operation(path="/other", headers={"x-shoal-batch-size": "Something else."})
-    made = build_document({"pets": [ADD, other]})
-    assert made["components"]["headers"]["x-shoal-batch-size"]["description"] == "Items."
-    first, second = (made["paths"][path]["post"]["responses"]["200"]["headers"] for path in ("/pets", "/other"))
+    document = build_document({"pets": [ADD, other]})
+    assert document["components"]["headers"]["x-shoal-batch-size"]["description"] == "Items."
+    first, second = (document["paths"][path]["post"]["responses"]["200"]["headers"] for path in ("/pets", "/other"))
     assert first["x-shoal-batch-size"] == {"$ref": "#/components/headers/x-shoal-batch-size"}
     assert second["x-shoal-batch-size"]["description"] == "Something else."
-    validate(made)
+    validate(document)
 
 
 def test_request_headers_are_documented_where_they_apply() -> None:
-    """A body's operation takes an id and a timeout; one that is batched also takes a class; a plain GET nothing."""
-    made = build_document({"pets": [ADD, operation(path="/count", method="GET", response=int), operation(path="/x")]})
-    names = [each["$ref"].rpartition("/")[2] for each in made["paths"]["/pets"]["post"]["parameters"]]
+    """Operations with a body take an id and a timeout; batched ones also take a class; a plain GET takes none."""
+    document = build_document(
+        {"pets": [ADD, operation(path="/count", method="GET", response=int), operation(path="/x")]}
+    )
+    names = [each["$ref"].rpartition("/")[2] for each in document["paths"]["/pets"]["post"]["parameters"]]
     assert names == ["x-request-id", "x-request-timeout", "x-shoal-class"]
-    assert "parameters" not in made["paths"]["/count"]["get"]
-    assert "parameters" not in made["paths"]["/x"]["post"]
+    assert "parameters" not in document["paths"]["/count"]["get"]
+    assert "parameters" not in document["paths"]["/x"]["post"]
 
 
 DESCRIBED = DocumentedOperation(
@@ -176,11 +178,11 @@ DESCRIBED = DocumentedOperation(
 )
 
 
-def test_what_some_operations_say_beyond() -> None:
-    """Parameters of the query, a body that may be left out, several answers, and 202."""
-    made = build_document({"pets": [DESCRIBED]}, "org/name")
-    validate(made)
-    post = made["paths"]["/feed/{name}/now"]["post"]
+def test_additional_operation_descriptions() -> None:
+    """Query parameters, an optional body, several responses, and 202."""
+    document = build_document({"pets": [DESCRIBED]}, "org/name")
+    validate(document)
+    post = document["paths"]["/feed/{name}/now"]["post"]
     assert [(each["name"], each["in"], each["required"]) for each in post["parameters"][:3]] == [
         ("name", "path", True),
         ("wait", "query", False),
@@ -198,8 +200,8 @@ def test_what_some_operations_say_beyond() -> None:
     assert set(accepted["headers"]) == {"x-request-id", "location"}
 
 
-def test_examples_of_what_manages_models_stay() -> None:
-    """Who tries out a deletion as it stands should not lose the model that is served."""
+def test_examples_of_model_management_stay() -> None:
+    """Executing the example deletion must not remove the served model."""
     post = build_document({"pets": [DESCRIBED]}, "org/name")["paths"]["/feed/{name}/now"]["post"]
     assert post["requestBody"]["content"]["application/json"]["example"] == {"model": "any", "name": "x"}
     infer = operation(request=Pet, example={"model_name": "any"})
@@ -208,21 +210,21 @@ def test_examples_of_what_manages_models_stay() -> None:
 
 
 def test_security_follows_access() -> None:
-    """Public operations need nothing, the others the scheme of their plane; only schemes in use are listed."""
-    made = build_document({"pets": [operation(access="public"), operation(path="/load", access="admin")]})
-    assert made["paths"]["/pets"]["post"]["security"] == []
-    assert made["paths"]["/load"]["post"]["security"] == [{"admin_key": []}]
-    assert set(made["components"]["securitySchemes"]) == {"admin_key"}
+    """Public operations need nothing, others the scheme of their plane; only used schemes are listed."""
+    document = build_document({"pets": [operation(access="public"), operation(path="/load", access="admin")]})
+    assert document["paths"]["/pets"]["post"]["security"] == []
+    assert document["paths"]["/load"]["post"]["security"] == [{"admin_key": []}]
+    assert set(document["components"]["securitySchemes"]) == {"admin_key"}
 
 
-def test_examples_name_the_model_that_is_served() -> None:
-    """An example can be sent as it stands, whatever model this server has."""
+def test_examples_name_the_served_model() -> None:
+    """An example can be sent unchanged, whatever model the server has."""
 
-    def shown(model: str) -> Any:
-        return added(model)["requestBody"]["content"]["application/json"]["example"]
+    def example_for(model: str) -> Any:
+        return pet_operation(model)["requestBody"]["content"]["application/json"]["example"]
 
-    assert shown("org/name") == {"name": "Wanda", "model": "org/name"}
-    assert shown("") == ADD.example
+    assert example_for("org/name") == {"name": "Wanda", "model": "org/name"}
+    assert example_for("") == ADD.example
     table = {"pets": [ADD, operation(path="/talk", generates=True, request=Pet, example=ADD.example)]}
     paths = build_document(table, "org/name", "org/talker")["paths"]
     example = paths["/talk"]["post"]["requestBody"]["content"]["application/json"]["example"]
@@ -230,7 +232,7 @@ def test_examples_name_the_model_that_is_served() -> None:
 
 
 def test_an_operation_claimed_twice_is_refused() -> None:
-    """Two operations on one path and method cannot both be told."""
+    """The document cannot describe two operations on one path and method."""
     with pytest.raises(ValueError, match=r"POST /pets is defined twice, once by more"):
         build_document({"pets": [operation()], "more": [operation()]})
 
@@ -242,16 +244,16 @@ async def test_the_route_serves_the_document_with_itself_in_it() -> None:
     assert route.access == "public"
     reply = await route.endpoint(request())
     assert (b"content-type", b"application/json") in reply.headers
-    made = json.loads(reply.body)
-    validate(made)
-    assert [tag["name"] for tag in made["tags"]] == ["pets", "openapi"]
-    assert made["servers"][0]["url"] == "./"
+    document = json.loads(reply.body)
+    validate(document)
+    assert [tag["name"] for tag in document["tags"]] == ["pets", "openapi"]
+    assert document["servers"][0]["url"] == "./"
     at_explorer = json.loads((await explorer.endpoint(request(explorer.path))).body)
     assert (explorer.path, at_explorer["servers"][0]["url"]) == ("/explorer/swagger.json", "../")
 
 
 async def test_the_document_is_kept_until_the_default_model_changes() -> None:
-    """It is made once; another default model, or none, makes it anew."""
+    """It is generated once, and again if the default model changes."""
     gateway = Gateway("one")
     route, _ = OpenApi([Pets(ADD)]).routes(cast(Any, gateway))
     first = (await route.endpoint(request())).body
@@ -259,15 +261,15 @@ async def test_the_document_is_kept_until_the_default_model_changes() -> None:
     gateway.default = "two"
     assert b'"model":"two"' in (await route.endpoint(request())).body
     gateway.default = ""
-    made = (await route.endpoint(request())).body
-    assert b'"model":"any"' in made
+    document = (await route.endpoint(request())).body
+    assert b'"model":"any"' in document
     gateway.missing = ModelNotReady
-    assert (await route.endpoint(request())).body is made
+    assert (await route.endpoint(request())).body is document
     gateway.talker = "three"
-    assert (await route.endpoint(request())).body is not made
+    assert (await route.endpoint(request())).body is not document
 
 
 def test_errors_are_json() -> None:
-    """An error on the document's path says its message in JSON, with the status of its kind."""
+    """An error on the document's path is JSON with the status of its kind."""
     status, headers, body = OpenApi([]).render_error(RouteNotFound("no such path"))
     assert (status, headers["content-type"], json.loads(body)) == (404, "application/json", {"error": "no such path"})

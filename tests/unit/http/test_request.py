@@ -1,4 +1,4 @@
-"""Options are the settings under the same names; a request reads no more than it is asked for."""
+"""Options are settings of the same names; a request decodes only what is needed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from shoal.surfaces import Options, Request
 
 
 def test_options_are_settings() -> None:
-    """Every option is a setting of the same name, type of value and default, so neither can drift."""
+    """Every option is a setting of the same name, type and default, so they cannot diverge."""
     settings = Settings()
     options = Options.from_settings(settings)
     for each in fields(Options):
-        if each.name not in ("metrics", "pictures", "address_schemes"):
+        if each.name not in ("metrics", "image_reader", "address_schemes"):
             assert getattr(options, each.name) == getattr(settings, each.name) == each.default, each.name
 
 
-def test_a_missing_setting_is_noticed() -> None:
-    """An option without its setting is a mistake of ours, and loud."""
+def test_a_missing_setting_raises() -> None:
+    """An option without its setting is a bug and raises."""
     with pytest.raises(AttributeError):
         Options.from_settings(object())
 
@@ -46,16 +46,16 @@ def request(query: str) -> Request:
     ],
 )
 def test_arguments(query: str, value: str | None) -> None:
-    """Decoded, the last of several; bytes that are no text cannot raise."""
+    """Decoded; the last of several wins; invalid UTF-8 does not raise."""
     assert request(query).query_parameter("model") == value
 
 
 def test_a_scope_without_a_query() -> None:
-    """ASGI lets servers leave it out."""
+    """ASGI servers may omit it."""
     assert Request({"method": "GET", "path": "/", "headers": []}, 0.0).query_parameter("model") is None
 
 
-def test_rights_are_closed_where_nobody_judged() -> None:
-    """A request that did not come through the front has none."""
+def test_rights_are_denied_by_default() -> None:
+    """A request that bypassed the application has none."""
     with pytest.raises(InternalError):
         request("").require_access("user")

@@ -14,12 +14,12 @@ from shoal.errors import MethodNotAllowed, RouteNotFound, ShoalError
 from shoal.http.routes import Miss, Route, Routes
 
 
-async def nothing(request: Any) -> None:
+async def no_operation(request: Any) -> None:
     return None
 
 
-class Named:
-    """A surface of the given routes."""
+class NamedSurface:
+    """A surface with the given routes."""
 
     error = None
 
@@ -29,7 +29,7 @@ class Named:
 
     def routes(self, gateway: Gateway) -> Sequence[Operation]:
         return [
-            Operation(method=method, path=path, endpoint=nothing, summary=f"{method} {path}")
+            Operation(method=method, path=path, endpoint=no_operation, summary=f"{method} {path}")
             for method, path in self._routes
         ]
 
@@ -37,12 +37,12 @@ class Named:
         return 500, {}, b""
 
 
-def table(*surfaces: Named) -> Routes:
+def table(*surfaces: NamedSurface) -> Routes:
     return Routes(surfaces, Gateway(Registry()))
 
 
-ONE = Named("one", ("GET", "/a"), ("POST", "/a"), ("GET", "/a/{id:path}"), ("GET", "/"))
-THREE = Named(
+ONE = NamedSurface("one", ("GET", "/a"), ("POST", "/a"), ("GET", "/a/{id:path}"), ("GET", "/"))
+THREE = NamedSurface(
     "three",
     ("GET", "/m"),
     ("GET", "/m/{id:path}"),
@@ -50,7 +50,7 @@ THREE = Named(
     ("POST", "/m/{id:path}/load"),
     ("POST", "/m/{id:path}/unload"),
 )
-TWO = Named("two", ("POST", "/b"), ("GET", "/a/b/{id:path}"))
+TWO = NamedSurface("two", ("POST", "/b"), ("GET", "/a/b/{id:path}"))
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ TWO = Named("two", ("POST", "/b"), ("GET", "/a/b/{id:path}"))
         ("HEAD", "/a/x", "GET /a/{id:path}", "x"),
     ],
 )
-def test_found(method: str, path: str, summary: str, parameter: str) -> None:
+def test_matching_routes(method: str, path: str, summary: str, parameter: str) -> None:
     """Exact paths win over parameters, longer prefixes over shorter ones; GET answers HEAD."""
-    found = table(ONE, TWO).find(method, path)
-    assert isinstance(found, Route)
-    assert (found.operation.summary, found.parameter) == (summary, parameter)
+    match = table(ONE, TWO).find(method, path)
+    assert isinstance(match, Route)
+    assert (match.operation.summary, match.parameter) == (summary, parameter)
 
 
 @pytest.mark.parametrize(
@@ -87,29 +87,29 @@ def test_found(method: str, path: str, summary: str, parameter: str) -> None:
         ("GET", "", "one", None),
     ],
 )
-def test_missed(method: str, path: str, owner: str, allow: str | None) -> None:
-    """A miss names the surface that tells it; a wrong method tells the right ones."""
-    found = table(ONE, TWO).find(method, path)
-    assert isinstance(found, Miss)
-    assert found.surface.name == owner
+def test_unmatched_paths(method: str, path: str, owner: str, allow: str | None) -> None:
+    """A miss names the surface that renders the error; a wrong method lists the allowed ones."""
+    match = table(ONE, TWO).find(method, path)
+    assert isinstance(match, Miss)
+    assert match.surface.name == owner
     if allow is None:
-        assert isinstance(found.error, RouteNotFound)
+        assert isinstance(match.error, RouteNotFound)
     else:
-        assert isinstance(found.error, MethodNotAllowed)
-        assert found.error.allow == allow
+        assert isinstance(match.error, MethodNotAllowed)
+        assert match.error.allow == allow
 
 
 def test_two_claims_of_one_route() -> None:
-    """Two surfaces cannot answer the same method of a path, with or without the last slash."""
+    """Two surfaces cannot own the same method of a path, with or without a trailing slash."""
     with pytest.raises(ValueError, match="registered twice"):
-        table(ONE, Named("three", ("GET", "/a/")))
+        table(ONE, NamedSurface("three", ("GET", "/a/")))
 
 
 @pytest.mark.parametrize("path", ["/a/{id}", "/a/{id:path}/B", "/a/{id:path}/b/c", "/a{id:path}", "/a/{i d:path}"])
-def test_paths_that_are_not_understood(path: str) -> None:
-    """A parameter is one, and the whole tail, or all of it but one word."""
+def test_invalid_path_patterns_are_refused(path: str) -> None:
+    """A parameter is one segment, the whole tail, or the tail without its last word."""
     with pytest.raises(ValueError, match="a path may contain one"):
-        table(Named("four", ("GET", path)))
+        table(NamedSurface("four", ("GET", path)))
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,10 @@ def test_paths_that_are_not_understood(path: str) -> None:
     ],
 )
 def test_suffixes(method: str, path: str, summary: str, parameter: str) -> None:
-    """A word after the parameter is a route of its own; to a method that it does not have, it belongs to the name."""
-    found = table(THREE).find(method, path)
-    assert isinstance(found, Route)
-    assert (found.operation.summary, found.parameter) == (summary, parameter)
+    """A word after the parameter is a separate route; for methods that it lacks, it is part of the name."""
+    match = table(THREE).find(method, path)
+    assert isinstance(match, Route)
+    assert (match.operation.summary, match.parameter) == (summary, parameter)
 
 
 @pytest.mark.parametrize(
@@ -143,18 +143,18 @@ def test_suffixes(method: str, path: str, summary: str, parameter: str) -> None:
         ("POST", "/m", "GET, HEAD"),
     ],
 )
-def test_suffixes_missed(method: str, path: str, allow: str) -> None:
-    """A name is needed before the word; the methods are those of both readings."""
+def test_unmatched_suffixes(method: str, path: str, allow: str) -> None:
+    """The name must not be empty; the methods are those of both readings."""
     routes = table(THREE)
-    found = routes.find(method, path)
-    assert isinstance(found, Miss)
-    assert isinstance(found.error, MethodNotAllowed)
-    assert found.error.allow == allow == routes.allowed_methods(path)
+    match = routes.find(method, path)
+    assert isinstance(match, Miss)
+    assert isinstance(match.error, MethodNotAllowed)
+    assert match.error.allow == allow == routes.allowed_methods(path)
 
 
 def test_a_suffix_alone() -> None:
-    """Where nothing stands without it, other paths are unknown."""
-    routes = table(Named("five", ("POST", "/m/{id:path}/load")))
+    """Without a route for the parameter alone, other paths are unknown."""
+    routes = table(NamedSurface("five", ("POST", "/m/{id:path}/load")))
     assert isinstance(routes.find("POST", "/m/x/load"), Route)
     missed = routes.find("POST", "/m/x")
     assert isinstance(missed, Miss)

@@ -33,7 +33,7 @@ SHIPPED = [kind for kind in every() if kind.__module__ == errors.__name__]
 
 @pytest.mark.parametrize("kind", SHIPPED)
 def test_every_error_has_a_status_in_every_dialect(kind: type[ShoalError]) -> None:
-    """Faults of the caller are 4xx everywhere, what a load needs and could not get is 424, all others are 5xx."""
+    """Caller errors are 4xx everywhere, a missing requirement of a load is 424, and all others are 5xx."""
     row = status_codes.TABLE[kind.kind]
     statuses = (row.openai.status, row.tei.status, row.embedding)
     assert all(400 <= status < 600 for status in statuses)
@@ -46,16 +46,16 @@ def test_every_error_has_a_status_in_every_dialect(kind: type[ShoalError]) -> No
         assert row.embedding >= 500
 
 
-def test_no_row_is_dead() -> None:
-    """A kind that no error has would be a row that nobody can test."""
+def test_every_row_is_used() -> None:
+    """A kind without an error would be an untestable row."""
     assert set(status_codes.TABLE) == {kind.kind for kind in SHIPPED}
 
 
-def test_what_clients_repeat() -> None:
-    """Clients repeat 408, 409, 429 and all of 500 and above: exactly what cannot succeed says so."""
+def test_retryable_statuses() -> None:
+    """Clients retry 408, 409, 429 and 500 and above; errors that cannot succeed say so."""
     for kind in SHIPPED:
         if kind.kind in {"method_not_allowed", "missing_extra", "model_file", "upstream"}:
-            continue  # other constructors; their rows are shared with kinds that are checked
+            continue  # these have other constructors; their rows are shared with kinds that are checked
         error = kind("message")
         status = status_codes.find_row(error).openai.status
         says_no = status_codes.headers(error, status).get("x-should-retry") == "false"
@@ -66,13 +66,13 @@ def test_what_clients_repeat() -> None:
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.2, "1"), (1.0, "1"), (2.5, "3")])
 def test_retry_after(seconds: float, header: str) -> None:
-    """Whole seconds, rounded up, and never nought: that would be no wait at all."""
+    """Whole seconds, rounded up and never zero: zero would not be a wait."""
     assert status_codes.headers(Overloaded("full", retry_after=seconds), 429)["retry-after"] == header
     assert "retry-after" not in status_codes.headers(Unavailable("gone"), 503)
 
 
 def test_headers_of_some_errors() -> None:
-    """405 lists the methods, 401 names the scheme, a failure that stays says so."""
+    """405 lists the methods, 401 names the scheme, and a permanent failure says so."""
     assert status_codes.headers(MethodNotAllowed("no", allow="GET, HEAD"), 405) == {"allow": "GET, HEAD"}
     assert status_codes.headers(Unauthorized("no"), 401) == {"www-authenticate": "Bearer"}
     assert status_codes.headers(EngineFailed("no"), 500) == {"x-should-retry": "false"}

@@ -1,4 +1,4 @@
-"""Bodies of streams: held until there is something to say, in large pieces, bounded, and closed with their source."""
+"""Stream bodies: delayed until the first chunk, merged into large writes, bounded, and closed with their source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEVER_S = 1000.0
 
 
 class Words:
-    """Frames that are easy to read."""
+    """Frames in plain text."""
 
     heartbeat = b"~"
 
@@ -34,7 +34,7 @@ class Words:
 
 
 class Source:
-    """Chunks that come when `say` lets them; `closed` is set when the generator has ended, by the task that ran it."""
+    """Chunks that appear on `say`; `closed` is set when the generator has ended, by the task that ran it."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()
@@ -47,7 +47,7 @@ class Source:
 
     async def chunks(self) -> AsyncGenerator[Chunk]:
         try:
-            async with asyncio.timeout(NEVER_S):  # which only the task that entered it can leave
+            async with asyncio.timeout(NEVER_S):  # only the task that entered it may leave it
                 while (one := await self.queue.get()) is not None:
                     if isinstance(one, Exception):
                         raise one
@@ -57,7 +57,7 @@ class Source:
             self.closed.set()
 
 
-async def begun(source: Source, heartbeat_s: float = NEVER_S) -> StreamBody:
+async def started(source: Source, heartbeat_s: float = NEVER_S) -> StreamBody:
     return await open_stream_body(source.chunks(), Words(), heartbeat_s, request_id="req_1")
 
 
@@ -70,29 +70,29 @@ async def run_loop(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_stream() -> None:
-    """What is ready goes out as one piece, the end with it; the source is closed."""
+async def test_ready_chunks_are_sent_as_one_write() -> None:
+    """Ready chunks and the end are sent as one write; the source is closed."""
     source = Source()
     source.say("a", "b", None)
-    body = await begun(source)
+    body = await started(source)
     assert body.first == Chunk(text="a")
     assert [piece async for piece in body] == [b"<a><b>."]
     assert source.closed.is_set()
 
 
-async def test_nothing_to_say() -> None:
-    """An end is something too."""
+async def test_an_empty_stream() -> None:
+    """An end alone is a valid stream."""
     source = Source()
     source.say(None)
-    body = await begun(source)
+    body = await started(source)
     assert body.first is None
     assert await rest(body) == b"."
 
 
-async def test_it_is_held_until_the_first_chunk() -> None:
-    """Until then whoever waits for it gets nothing, and may get an error."""
+async def test_the_response_waits_for_the_first_chunk() -> None:
+    """Before the first chunk a reader gets nothing, and may get an error."""
     source = Source()
-    waiting = asyncio.create_task(begun(source))
+    waiting = asyncio.create_task(started(source))
     await run_loop()
     assert not waiting.done()
     source.say("a")
@@ -103,40 +103,40 @@ async def test_it_is_held_until_the_first_chunk() -> None:
 
 @pytest.mark.parametrize("error", [EngineFailed("broken"), ZeroDivisionError("bug")])
 async def test_errors_before_the_first_chunk(error: Exception) -> None:
-    """They are raised, whatever they are, and the source is closed."""
+    """Every error is raised, and the source is closed."""
     source = Source()
     source.say(error)
     with pytest.raises(type(error)):
-        await begun(source)
+        await started(source)
     assert source.closed.is_set()
 
 
 async def test_errors_in_mid_stream() -> None:
-    """They are told after what came before, and nothing follows."""
+    """They are sent after earlier chunks, and nothing follows."""
     source = Source()
     source.say("a", EngineFailed("broken"))
-    assert await rest(await begun(source)) == b"<a>!broken"
+    assert await rest(await started(source)) == b"<a>!broken"
 
 
 async def test_bugs_in_mid_stream(caplog: pytest.LogCaptureFixture) -> None:
-    """One that the gateway has wrapped is logged and told by the request's id; a bare one breaks the stream."""
+    """A bug wrapped by the gateway is logged and reported by the request's id; a bare one breaks the stream."""
     source = Source()
     source.say("a", InternalError("secret"))
-    rest_of_stream = await rest(await begun(source))
+    rest_of_stream = await rest(await started(source))
     assert b"secret" not in rest_of_stream
     assert b"req_1" in rest_of_stream
     assert "secret" in caplog.text
     source = Source()
     source.say("a", ZeroDivisionError("bug"))
     with pytest.raises(ZeroDivisionError):
-        await rest(await begun(source))
+        await rest(await started(source))
     assert caplog.records[-1].levelno == logging.ERROR
 
 
 async def test_heartbeats() -> None:
-    """While the source is silent, and never beside something to say; the first opens the stream."""
+    """They are sent only while the source is silent; the first one opens the stream."""
     source = Source()
-    body = await begun(source, heartbeat_s=0.001)
+    body = await started(source, heartbeat_s=0.001)
     assert body.first is None
     assert [await anext(body), await anext(body)] == [b"~", b"~"]
     source.say("a")
@@ -150,10 +150,10 @@ async def test_heartbeats() -> None:
 
 
 async def test_no_heartbeat_after_a_write() -> None:
-    """Silence is counted from the last write, with one timer for all of them."""
+    """Silence is measured from the last write, with a single timer."""
     source = Source()
     source.say("a")
-    body = await begun(source)
+    body = await started(source)
     assert await anext(body) == b"<a>"
     body._heartbeat_s = 0.005
     written = body._last_write
@@ -165,7 +165,7 @@ async def test_no_heartbeat_after_a_write() -> None:
 
 
 async def test_dialects_without_heartbeats() -> None:
-    """Nothing is sent, and the stream goes on."""
+    """Nothing is sent, and the stream continues."""
     source = Source()
     words = Words()
     words.heartbeat = b""
@@ -176,13 +176,13 @@ async def test_dialects_without_heartbeats() -> None:
     assert await reading == b"<a>."
 
 
-async def test_writes_keep_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first goes at once; what comes soon after a write goes out together with what else does."""
+async def test_writes_are_spaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first chunk is sent at once; chunks soon after a write are merged into the next one."""
     pause_s = 1.0
     monkeypatch.setattr(streaming, "WRITE_INTERVAL_S", pause_s)
     source = Source()
     source.say("a")
-    body = await begun(source)
+    body = await started(source)
     assert await anext(body) == b"<a>"
     written = asyncio.get_running_loop().time()
     source.say("b")
@@ -196,11 +196,11 @@ async def test_writes_keep_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_the_end_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once all is there, there is nothing to wait for."""
+    """Once the source has ended, nothing is delayed."""
     monkeypatch.setattr(streaming, "WRITE_INTERVAL_S", NEVER_S)
     source = Source()
     source.say("a")
-    body = await begun(source)
+    body = await started(source)
     await anext(body)
     source.say("b", None)
     await run_loop()
@@ -219,10 +219,10 @@ async def test_the_end_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 async def test_slow_readers(chunk: Chunk, limit: int) -> None:
-    """The source is asked for no more than may wait; a reader that goes on lets it go on."""
+    """The source is read only up to the write limit; it continues when the reader does."""
     source = Source()
     source.say(*[chunk] * (MAX_BUFFERED_CHUNKS * 3))
-    body = await begun(source)
+    body = await started(source)
     await run_loop(2000)
     assert source.taken == limit
     await anext(body)
@@ -233,18 +233,18 @@ async def test_slow_readers(chunk: Chunk, limit: int) -> None:
 
 
 async def leave_unread(source: Source) -> None:
-    await (await begun(source)).aclose()
+    await (await started(source)).aclose()
 
 
 async def leave_after_one(source: Source) -> None:
-    body = await begun(source)
+    body = await started(source)
     await anext(body)
     await body.aclose()
     await body.aclose()
 
 
 async def leave_while_waiting(source: Source) -> None:
-    body = await begun(source)
+    body = await started(source)
     await anext(body)
     reading = asyncio.create_task(anext(body))
     await run_loop()
@@ -255,7 +255,7 @@ async def leave_while_waiting(source: Source) -> None:
 
 async def leave_before_it_began(source: Source) -> None:
     source.queue.get_nowait()
-    waiting = asyncio.create_task(begun(source))
+    waiting = asyncio.create_task(started(source))
     await run_loop()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -263,8 +263,8 @@ async def leave_before_it_began(source: Source) -> None:
 
 
 @pytest.mark.parametrize("leave", [leave_unread, leave_after_one, leave_while_waiting, leave_before_it_began])
-async def test_readers_that_leave(leave: Callable[[Source], Awaitable[None]]) -> None:
-    """At any time: when they are gone the source is closed, no task and no timer is left."""
+async def test_reader_disconnects(leave: Callable[[Source], Awaitable[None]]) -> None:
+    """At any time: afterwards the source is closed, and no task or timer remains."""
     before = asyncio.all_tasks()
     source = Source()
     source.say("a")
@@ -278,13 +278,13 @@ async def test_after_the_end() -> None:
     """A closed body ends at once."""
     source = Source()
     source.say("a")
-    body = await begun(source)
+    body = await started(source)
     await body.aclose()
     assert await rest(body) == b""
 
 
 async def test_a_source_that_fails_to_close() -> None:
-    """Its error is the reader's, if there is one; nobody else is troubled by it."""
+    """The reader gets the error; without a reader it is dropped."""
 
     async def chunks() -> AsyncGenerator[Chunk]:
         try:
@@ -299,7 +299,7 @@ async def test_a_source_that_fails_to_close() -> None:
 
 
 async def test_frames_that_fail() -> None:
-    """A bug in a dialect ends the stream, and the source with it."""
+    """A bug in a dialect ends the stream and its source."""
 
     class Broken(Words):
         def encode_chunk(self, chunk: Chunk) -> bytes:
@@ -315,21 +315,21 @@ async def test_frames_that_fail() -> None:
 
 @settings(max_examples=60)
 @given(groups=st.lists(st.lists(st.text(max_size=5), max_size=5), max_size=6), ends=st.booleans())
-def test_nothing_is_lost(groups: Sequence[Sequence[str]], ends: bool) -> None:
-    """However chunks bunch up, their frames come out once each, in order."""
+def test_every_frame_is_sent_once_in_order(groups: Sequence[Sequence[str]], ends: bool) -> None:
+    """However chunks are merged, their frames are sent once each, in order."""
 
     async def run() -> bytes:
         source = Source()
 
-        async def tell() -> None:
+        async def send_chunks() -> None:
             for group in groups:
                 source.say(*group)
                 await asyncio.sleep(0)
             source.say(None if ends else EngineFailed("x"))
 
-        telling = asyncio.create_task(tell())
+        telling = asyncio.create_task(send_chunks())
         try:
-            return await rest(await begun(source))
+            return await rest(await started(source))
         except EngineFailed:
             assert not any(groups)
             return b"!x"

@@ -43,7 +43,7 @@ def checkpoint(
     sentence: dict[str, Any] | None = None,
     prefix: str = "",
 ) -> Path:
-    """Write a whole model; `pooling` None leaves modules.json out, `after` names what follows the pooling."""
+    """Write a whole model; `pooling` None leaves modules.json out, `after` names the modules after the pooling."""
     write_json(folder / "config.json", encoder_config(kind) | (config or {}))
     save_file(encoder_tensors(kind, prefix), folder / "model.safetensors")
     tokenizer(kind).save(str(folder / "tokenizer.json"))
@@ -88,7 +88,7 @@ def encoder_config(kind: str) -> dict[str, Any]:
 
 
 def encoder_tensors(kind: str, prefix: str = "") -> dict[str, Array]:
-    """Weights large enough for attention and activations to matter in the outcome."""
+    """Weights large enough for attention and activations to affect the result."""
     random = np.random.default_rng(5)
     tensors: dict[str, Array] = {}
 
@@ -158,7 +158,7 @@ def layer_norm(folder: Path, name: str, size: int) -> None:
 
 
 def save_bfloat16(tensors: dict[str, Array], path: Path) -> None:
-    """safetensors' own numpy writer has no bfloat16 without another package: the format by hand."""
+    """Write the format by hand: safetensors' numpy writer needs another package for bfloat16."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = b""
     for name, tensor in tensors.items():
@@ -176,15 +176,15 @@ def save_bfloat16(tensors: dict[str, Array], path: Path) -> None:
 def tokenizer(kind: str) -> Tokenizer:
     words = vocabulary(kind)
     pad, unk, cls, sep = ("[PAD]", "[UNK]", "[CLS]", "[SEP]") if "[PAD]" in words else ("<pad>", "<unk>", "<s>", "</s>")
-    made = Tokenizer(models.WordPiece(words, unk_token=unk))
-    made.normalizer = normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece()
-    made.add_special_tokens([pad, unk, cls, sep])
-    made.post_processor = processors.TemplateProcessing(
+    tiny_tokenizer = Tokenizer(models.WordPiece(words, unk_token=unk))
+    tiny_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tiny_tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tiny_tokenizer.decoder = decoders.WordPiece()
+    tiny_tokenizer.add_special_tokens([pad, unk, cls, sep])
+    tiny_tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{cls} $A {sep}", pair=f"{cls} $A {sep} $B {sep}", special_tokens=[(cls, words[cls]), (sep, words[sep])]
     )
     # What a published tokenizer.json often carries, and what must not decide on the lengths.
-    made.enable_truncation(6)
-    made.enable_padding(length=6, pad_id=words[pad], pad_token=pad)
-    return made
+    tiny_tokenizer.enable_truncation(6)
+    tiny_tokenizer.enable_padding(length=6, pad_id=words[pad], pad_token=pad)
+    return tiny_tokenizer

@@ -1,4 +1,4 @@
-"""Tiny random classifiers and cross-encoders as folders of files, beside the embedders of `checkpoints`."""
+"""Tiny random classifiers and cross-encoders as folders of files, complementing the embedders of `checkpoints`."""
 
 from __future__ import annotations
 
@@ -55,24 +55,24 @@ def classifier_tensors(kind: str, labels: int) -> dict[str, Array]:
 
 
 def pair_tokenizer(kind: str) -> Tokenizer:
-    """As the families frame pairs: BERT's with segment ids, RoBERTa's with two separators between the texts."""
-    made = tokenizer("bert" if kind == "electra" else kind)
+    """Frame pairs as the families do: BERT with segment ids, RoBERTa with two separators between the texts."""
+    tiny_tokenizer = tokenizer("bert" if kind == "electra" else kind)
     cls, sep = ("[CLS]", "[SEP]") if kind in ("bert", "electra", "distilbert") else ("<s>", "</s>")
     second = f"$B:1 {sep}:1" if kind in ("bert", "electra", "distilbert") else f"{sep} $B {sep}"
-    words = made.get_vocab()
-    made.post_processor = processors.TemplateProcessing(
+    words = tiny_tokenizer.get_vocab()
+    tiny_tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{cls} $A {sep}",
         pair=f"{cls} $A {sep} {second}",
         special_tokens=[(cls, words[cls]), (sep, words[sep])],
     )
-    return made
+    return tiny_tokenizer
 
 
 def classifier(
     folder: Path, kind: str = "bert", *, labels: int = 1, config: dict[str, Any] | None = None, saved: Any = None
 ) -> Path:
-    """Write a classifier as transformers does; with `saved`, config_sentence_transformers.json and the files around it,
-    as sentence-transformers 6 writes a cross-encoder."""
+    """Write a classifier as transformers does; `saved` adds config_sentence_transformers.json and related files, as
+    sentence-transformers 6 writes a cross-encoder."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", classifier_config(kind, labels) | (config or {}))
     save_file(classifier_tensors(kind, labels), folder / "model.safetensors")

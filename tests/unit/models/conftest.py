@@ -1,4 +1,4 @@
-"""A tiny model as files, as a wheel and on a hub of this machine; and a converter that costs nothing."""
+"""A tiny model as files, as a wheel and on a local hub; and a converter that costs nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MakeWheel = Callable[..., Path]
 
 
 class Recorder(Progress):
-    """Keeps what it was told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.bytes: list[tuple[str, int, int | None]] = []
@@ -64,7 +64,7 @@ class Recorder(Progress):
 
 @dataclass
 class Hub:
-    """What the hub serves, and what it was asked. `answers` replaces a path's answer by (status, headers)."""
+    """The hub's files and the requests it got. `answers` overrides a path's response with (status, headers)."""
 
     url: str
     files: dict[str, bytes] = field(default_factory=lambda: FILES | UNWANTED)
@@ -83,7 +83,7 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def model_files() -> dict[str, bytes]:
-    """Exactly the files that the loader needs of the tiny model."""
+    """The tiny model's files that the loader needs."""
     return dict(FILES)
 
 
@@ -98,7 +98,7 @@ def model_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_wheel(tmp_path: Path) -> MakeWheel:
-    """Write a wheel into the folder that `index` finds packages in; `files` by their names in the archive."""
+    """Write a wheel into the folder where `index` finds packages; `files` by their names in the archive."""
 
     def make(files: dict[str, bytes] | None = None, *, name: str = "tiny_model", version: str = "1.0") -> Path:
         if files is None:
@@ -121,7 +121,7 @@ def make_wheel(tmp_path: Path) -> MakeWheel:
 
 @pytest.fixture
 def index(tmp_path: Path) -> Access:
-    """Access that reaches no network: pip sees the wheels of `make_wheel` alone, the hub is a closed port."""
+    """Access without network: pip sees only the wheels of `make_wheel`, the hub is a closed port."""
     folder = tmp_path / "index"
     folder.mkdir(exist_ok=True)
     pip = {
@@ -203,11 +203,11 @@ SPEC = TextSpec(tokenizer="tokenizer.json", inputs=("input_ids", "attention_mask
 
 @pytest.fixture
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Replace the converter by one that writes a few bytes; answers the list of folders that it was given."""
-    seen: list[Path] = []
+    """Replace the converter by one that writes a few bytes; returns the list of converted folders."""
+    folders: list[Path] = []
 
     def convert(folder: Path, target: Path, *, progress: Callable[[str, float], None] | None = None) -> SimpleNamespace:
-        seen.append(folder)
+        folders.append(folder)
         (target / "model.onnx").write_bytes(b"graph of " + (folder / "model.safetensors").read_bytes())
         (target / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
         if progress:
@@ -224,4 +224,4 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setattr("shoal.models.convert.convert.convert", convert)
     monkeypatch.setattr("shoal.models.convert.convert.convert_and_check", convert_checked)
-    return seen
+    return folders

@@ -1,4 +1,4 @@
-"""Tiny random models of the other kinds as folders of files: static, SPLADE, bge-m3 and late interaction."""
+"""Tiny random models of other kinds as folders of files: static, SPLADE, bge-m3 and late interaction."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ PYLATE = {
 
 
 def normal(*shape: int, seed: int = 1) -> Array:
-    made: Array = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-    return made
+    values: Array = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    return values
 
 
 def modules(folder: Path, *listed: tuple[str, str]) -> None:
-    """modules.json of (type, path)."""
+    """Write modules.json from (type, path)."""
     entries = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (kind, path) in enumerate(listed)]
     write_json(folder / "modules.json", entries)
 
@@ -57,13 +57,13 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def static(folder: Path, *, path: str = "", rows: int | None = None, after: tuple[tuple[str, str], ...] = ()) -> Path:
-    """A StaticEmbedding of sentence-transformers, without the truncation that its tokenizer might have."""
+    """A sentence-transformers StaticEmbedding without its tokenizer's truncation."""
     place = folder / path
     place.mkdir(parents=True, exist_ok=True)
     save_file({"embedding.weight": normal(rows or len(vocabulary("bert")), WIDTH)}, place / "model.safetensors")
-    made = tokenizer("bert")
-    made.no_truncation()
-    made.save(str(place / "tokenizer.json"))
+    tiny_tokenizer = tokenizer("bert")
+    tiny_tokenizer.no_truncation()
+    tiny_tokenizer.save(str(place / "tokenizer.json"))
     modules(folder, (f"{ST}StaticEmbedding", path), *after)
     return folder
 
@@ -83,7 +83,7 @@ def model2vec(folder: Path, *, quantized: bool = False, config: dict[str, Any] |
 
 
 def masked_tensors(kind: str, *, own: bool = False, old_norm: bool = False) -> dict[str, Array]:
-    """The head of a masked language model; `own`: with a last layer that is not the word embeddings."""
+    """The head of a masked language model; `own`: with a last layer separate from the word embeddings."""
     names = {
         "bert": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder"),
         "distilbert": ("vocab_transform", "vocab_layer_norm", "vocab_projector"),
@@ -138,11 +138,11 @@ def m3(folder: Path, kind: str = "xlm-roberta", *, sparse: bool = True, multi: b
 
 
 def marked(folder: Path, kind: str = "bert", markers: tuple[str, ...] = MARKERS, prefix: str = "") -> Path:
-    """An encoder whose tokenizer knows two tokens more."""
+    """An encoder whose tokenizer has two more tokens."""
     checkpoint(folder, kind, pooling=None, prefix=prefix)
-    made = tokenizer(kind)
-    made.add_tokens(list(markers))
-    made.save(str(folder / "tokenizer.json"))
+    tiny_tokenizer = tokenizer(kind)
+    tiny_tokenizer.add_tokens(list(markers))
+    tiny_tokenizer.save(str(folder / "tokenizer.json"))
     tensors = encoder_tensors(kind, prefix)
     words = f"{prefix}embeddings.word_embeddings.weight"
     tensors[words] = np.concatenate([tensors[words], normal(len(markers), HIDDEN)])
@@ -152,7 +152,7 @@ def marked(folder: Path, kind: str = "bert", markers: tuple[str, ...] = MARKERS,
 
 
 def pylate(folder: Path, kind: str = "bert", *, layers: int = 1, **changes: Any) -> Path:
-    """What PyLate saves; `changes` of config_sentence_transformers.json, None to leave a key out."""
+    """A model as PyLate saves it; `changes` to config_sentence_transformers.json, None removes a key."""
     marked(folder, kind)
     listed = [(f"{ST}Transformer", "")]
     for index in range(1, layers + 1):
@@ -167,7 +167,7 @@ def pylate(folder: Path, kind: str = "bert", *, layers: int = 1, **changes: Any)
 
 
 def native(folder: Path, *, sentence: dict[str, Any] | None = None, mask: dict[str, Any] | None = None) -> Path:
-    """What sentence-transformers' MultiVectorEncoder saves."""
+    """A model as sentence-transformers' MultiVectorEncoder saves it."""
     marked(folder)
     dense(folder, "1_Dense", HIDDEN, WIDTH, activation="Identity", bias=False)
     modules(

@@ -39,11 +39,11 @@ def open_clip(
     model: dict[str, Any] | None = None,
     text: dict[str, Any] | None = None,
     vision: dict[str, Any] | None = None,
-    pictures: dict[str, Any] | None = None,
+    preprocess: dict[str, Any] | None = None,
     custom: bool = False,
 ) -> Path:
-    """Write a whole CLIP; the dictionaries are laid over what its settings say, None takes a key away. `custom`: the
-    text tower's names are under `text.`."""
+    """Write a whole CLIP; the dictionaries override its settings, and None removes a key. `custom` puts the text
+    tower's names under `text.`."""
     towers = {
         "vision_cfg": _over(
             {
@@ -70,7 +70,7 @@ def open_clip(
     }
     config = {
         "model_cfg": _over({"embed_dim": 8, "quick_gelu": True} | towers, model),
-        "preprocess_cfg": _over({"mean": MEAN, "std": STD}, pictures),
+        "preprocess_cfg": _over({"mean": MEAN, "std": STD}, preprocess),
     }
     write_json(folder / CONFIG, config)
     tokenizer("clip").save(str(folder / "tokenizer.json"))
@@ -82,9 +82,9 @@ def _over(data: dict[str, Any], changes: dict[str, Any] | None) -> dict[str, Any
     return {key: value for key, value in (data | (changes or {})).items() if value is not None}
 
 
-def clip_names(made: dict[str, Array], *, custom: bool = False) -> dict[str, Array]:
-    """A CLIP's tensors, given by transformers' names, as open_clip has them."""
-    left = dict(made)
+def clip_names(tensors: dict[str, Array], *, custom: bool = False) -> dict[str, Array]:
+    """Convert a CLIP's tensors from transformers' names to open_clip's."""
+    left = dict(tensors)
     own = "text." if custom else ""
     renamed = {
         f"{own}token_embedding.weight": left.pop("text_model.embeddings.token_embedding.weight"),
@@ -126,9 +126,9 @@ def _blocks(left: dict[str, Array], ours: str, theirs: str, kind: str) -> dict[s
     return renamed
 
 
-def siglip_names(made: dict[str, Array]) -> dict[str, Array]:
-    """A SigLIP's tensors, given by transformers' names, as open_clip has them: timm's names in the image tower."""
-    left = dict(made)
+def siglip_names(tensors: dict[str, Array]) -> dict[str, Array]:
+    """Convert a SigLIP's tensors from transformers' names to open_clip's: timm's names in the image tower."""
+    left = dict(tensors)
     head, pool = "vision_model.head", "visual.trunk.attn_pool"
     renamed = {
         "text.token_embedding.weight": left.pop("text_model.embeddings.token_embedding.weight"),

@@ -72,20 +72,20 @@ addresses = st.one_of(
 
 @given(addresses)
 def test_rendered_address_parses_back(address: Address) -> None:
-    """What an address prints as is that address."""
+    """Rendering and parsing are inverse."""
     assert parse_address(str(address)) == address
 
 
 @given(names, st.lists(addresses.filter(lambda one: one.id != "" or one.local), min_size=1, max_size=3))
 def test_rendered_served_parses_back(name: str, several: list[Address]) -> None:
-    """A name with its replicas survives the round trip."""
+    """Also for a name with replicas."""
     served = ServedModel(name=name, addresses=tuple(several))
     assert parse_served(str(served)) == served
 
 
 @given(st.text(max_size=40))
 def test_any_text_parses_or_is_refused(text: str) -> None:
-    """No text makes the parser fail in another way, and what is accepted is canonical."""
+    """No other error is raised, and accepted addresses are canonical."""
     try:
         served = parse_served(text)
     except AddressError:
@@ -95,7 +95,7 @@ def test_any_text_parses_or_is_refused(text: str) -> None:
 
 @given(names)
 def test_good_names_pass(name: str) -> None:
-    """Every name of the rule is accepted as it is."""
+    """Valid names stay unchanged."""
     assert check_name(name) == name
 
 
@@ -108,7 +108,7 @@ def test_good_names_pass(name: str) -> None:
     ],
 )  # fmt: skip
 def test_hostile_names_are_refused(name: str) -> None:
-    """Traversal, lookalikes, control characters, overlong parts and reserved words never name a model."""
+    """Traversal, lookalikes, control characters, overlong parts and reserved words are invalid."""
     with pytest.raises(AddressError):
         check_name(name)
     with pytest.raises(AddressError):
@@ -141,7 +141,7 @@ def test_hostile_names_are_refused(name: str) -> None:
     ],
 )
 def test_addresses_of_every_scheme(text: str, address: Address) -> None:
-    """Each scheme's forms mean what the grammar says, in canonical spelling."""
+    """Each scheme's forms follow the grammar, in canonical spelling."""
     assert parse_address(text) == address
 
 
@@ -186,15 +186,15 @@ def test_addresses_of_every_scheme(text: str, address: Address) -> None:
         ("fake:delay", "key=value"),
     ],
 )
-def test_refusals_say_what_to_write(text: str, advice: str) -> None:
-    """A wrong address is refused with the right form in the message."""
+def test_refusals_show_the_correct_form(text: str, advice: str) -> None:
+    """The message has the correct form."""
     with pytest.raises(AddressError) as caught:
         parse_address(text)
     assert advice in caught.value.message
 
 
 def test_a_key_in_an_address_is_not_repeated() -> None:
-    """A secret that was put into an address does not reach the message, which logs show."""
+    """The message, which may be logged, does not show a secret in the address."""
     with pytest.raises(AddressError) as caught:
         parse_address("openai+http://user:hunter2@host/v1")
     assert "hunter2" not in caught.value.message
@@ -231,7 +231,7 @@ def test_a_model_is_called_by_its_source_unless_named(text: str, name: str) -> N
     ],
 )
 def test_addresses_that_need_a_name(text: str, advice: str) -> None:
-    """Where no single good name can be derived, the message shows how to give one."""
+    """If no single valid name can be derived, the message shows how to give one."""
     with pytest.raises(AddressError) as caught:
         parse_served(text)
     assert advice in caught.value.message

@@ -1,4 +1,4 @@
-"""Language models: from their files to the store."""
+"""Language models, from their files to the store."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def gguf(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def on_hub(hub: Hub) -> Hub:
-    """The tiny Llama as a repository, with what nobody should fetch beside it."""
+    """The tiny Llama as a repository with extra files that must not be fetched."""
     hub.files = {path.name: path.read_bytes() for path in IR.iterdir()}
     hub.files |= {
         "pytorch_model.bin": b"pickle",
@@ -69,7 +69,8 @@ def never(graph: Path) -> Any:
 
 class TestChoice:
     def test_an_openvino_repository(self) -> None:
-        """Graph, its tokenizer's graphs and all settings; no pickle, though it ends as the graph's weights do."""
+        """The graph, its tokenizer graphs and all settings are fetched, but no pickle, although it has the suffix of
+        graph weights."""
         names = [*GRAPH, *SETTINGS, "chat_template.jinja", "special_tokens_map.json", "openvino_tokenizer.xml"]
         names += ["openvino_tokenizer.bin", "openvino_detokenizer.xml", "openvino_detokenizer.bin", "vocab.json"]
         names += ["additional_chat_templates/tool_use.jinja"]
@@ -77,12 +78,12 @@ class TestChoice:
         assert choose_files([*names, *unwanted]) == sorted(names)
 
     def test_one_gguf(self) -> None:
-        """It is taken with what lies beside it; nothing else needs to."""
+        """Files next to it are fetched too, but none are required."""
         assert choose_files(["m.gguf", "README.md"]) == ["m.gguf"]
         assert choose_files(["m.gguf", "tokenizer.json", "m.bin"]) == ["m.gguf", "tokenizer.json"]
 
     def test_one_of_several(self) -> None:
-        """The usual quantisation; parts of a split model are none."""
+        """The usual quantization is chosen; parts of a split model do not count."""
         names = ["m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-F16.gguf", "m-Q4_K_M-00001-of-00002.gguf"]
         assert find_generative_graph(names) == ("m-Q4_K_M.gguf",)
         assert find_generative_graph(["m.gguf", "m-00001-of-00002.gguf"]) == ("m.gguf",)
@@ -91,12 +92,12 @@ class TestChoice:
         "names", [["a.gguf", "b.gguf"], ["a-Q4_K_M.gguf", "b-q4_k_m.gguf"], ["m-00001-of-00002.gguf"]]
     )
     def test_a_choice_that_is_the_operators(self, names: list[str]) -> None:
-        """They are named, with what to do."""
+        """The error lists the files and the next step."""
         with pytest.raises(SourceError, match=r"gguf.*file:FOLDER"):
             choose_files(names)
 
     def test_embedders_stay_embedders(self) -> None:
-        """Whatever else their repository holds."""
+        """Whatever else the repository holds."""
         base = ["config.json", "model.safetensors"]
         assert find_generative_graph([*base, *GRAPH]) == ()
         assert find_generative_graph([*base, "m.gguf"]) == ()
@@ -109,19 +110,19 @@ class TestChoice:
         assert choose_files(["modules.json", "generation_config.json", *base])[-1] == "modules.json"
 
     def test_safetensors_alone_are_refused_before_they_are_fetched(self) -> None:
-        """With the file, and with what converts it."""
+        """The error names the file and the conversion tool."""
         names = [*SETTINGS, "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
         with pytest.raises(SourceError, match=r"model-00001-of-00002\.safetensors.*optimum-cli export openvino"):
             choose_files(names)
         assert choose_files(names, weights=False) == SETTINGS
 
     def test_half_a_graph_is_none(self) -> None:
-        """A graph without its weights is not run."""
+        """A graph without weights is not a model."""
         with pytest.raises(SourceError):
             choose_files([*SETTINGS, "openvino_model.xml"])
 
     def test_folders_without_config(self, gguf: Path, tmp_path: Path) -> None:
-        """A GGUF is a model by itself; an empty folder is none."""
+        """A GGUF file is a complete model; an empty folder is not."""
         assert resolve(parse_address(f"file:{gguf}")).target == str(gguf)
         with pytest.raises(SourceError, match="contains neither"):
             resolve(parse_address(f"file:{gguf}"), weights=False)
@@ -132,7 +133,7 @@ class TestChoice:
 
 class TestPrepare:
     def test_from_the_hub(self, on_hub: Hub, store: Store) -> None:
-        """Everything is in the store, a chat's settings beside each other, and the second time needs no network."""
+        """Everything is in the store, chat settings included, and the second start needs no network."""
         access = Access(hub=on_hub.url)
         first = prepare(TINY, store=store, access=access, engine=never)
         manifest = first.manifest
@@ -162,7 +163,7 @@ class TestPrepare:
         assert len(on_hub.paths) == before
 
     def test_a_folder_is_used_where_it_is(self, ir: Path, store: Store) -> None:
-        """Its gigabytes are not copied, and a change of it is noticed."""
+        """Its files are not copied, and changes are detected."""
         first = stored(store, ir)
         assert first.graph == ir / "openvino_model.xml"
         assert first.manifest.generation is not None
@@ -176,29 +177,29 @@ class TestPrepare:
         assert store.entries() == [again]
 
     def test_a_gguf(self, gguf: Path, store: Store) -> None:
-        """Its settings are made from its header."""
-        made = stored(store, gguf)
-        spec = made.manifest.generation
+        """Its settings come from its header."""
+        entry = stored(store, gguf)
+        spec = entry.manifest.generation
         assert spec is not None
         assert (spec.format, spec.context_tokens, spec.stop_ids, spec.vocab_size) == ("gguf", 2048, (4,), 448)
         assert spec.cache_heads == ((4, 8),) * 4
-        assert made.graph == gguf / "tiny-q8_0.gguf"
-        assert made.manifest.parameters == 49312
-        assert (made.path / "tokenizer_config.json").is_file()
+        assert entry.graph == gguf / "tiny-q8_0.gguf"
+        assert entry.manifest.parameters == 49312
+        assert (entry.path / "tokenizer_config.json").is_file()
 
     def test_it_does_not_embed(self, ir: Path, store: Store) -> None:
-        """A language model has no embedder's spec, and says what it is."""
+        """A language model has no embedding spec; the error says so."""
         with pytest.raises(ModelFileError, match="language model"):
             _ = stored(store, ir).manifest.text_spec
 
     def test_removing_leaves_the_folder(self, ir: Path, store: Store) -> None:
-        """What is used in place is its owner's."""
+        """A folder used in place belongs to the user."""
         store.remove(stored(store, ir))
         assert store.entries() == []
         assert (ir / "openvino_model.bin").is_file()
 
     def test_causal_models_without_a_graph(self, tmp_path: Path, store: Store) -> None:
-        """The key that tells is named, and what converts it."""
+        """The error names the config key and the conversion tool."""
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
         (tmp_path / "model" / "model.safetensors").write_bytes(b"x")
@@ -209,11 +210,11 @@ class TestPrepare:
 
 class TestGraphs:
     def test_the_tiny_one_is_whole(self) -> None:
-        """Its weights are counted, constants of the graph among them."""
+        """Its weights are counted, including constants in the graph."""
         assert 49312 <= check_ir(IR) < 50000
 
     def test_a_download_that_was_cut_short(self, ir: Path, store: Store) -> None:
-        """It is noticed before it is served."""
+        """It is detected before the model serves."""
         (ir / "openvino_model.bin").write_bytes((IR / "openvino_model.bin").read_bytes()[:-10])
         with pytest.raises(ModelFileError, match=r"openvino_model\.bin: is truncated"):
             stored(store, ir)
@@ -232,7 +233,7 @@ class TestGraphs:
         ],
     )
     def test_graphs_that_are_no_language_models(self, ir: Path, old: str, new: str, match: str) -> None:
-        """Each is refused by what it lacks."""
+        """Each error names the missing part."""
         graph = ir / "openvino_model.xml"
         assert old in graph.read_text()
         graph.write_text(graph.read_text().replace(old, new))
@@ -240,7 +241,7 @@ class TestGraphs:
             check_ir(ir)
 
     def test_a_tokenizer_is_needed(self, ir: Path, tmp_path: Path) -> None:
-        """In the form that is read here."""
+        """In a supported format."""
         (ir / "tokenizer.json").unlink()
         with pytest.raises(ModelFileError, match=r"tokenizer\.json: is missing"):
             prepare_generative(ir, tmp_path)
@@ -257,10 +258,10 @@ class TestGraphs:
         ],
     )
     def test_the_context(self, ir: Path, tmp_path: Path, config: dict[str, Any], context: int | None) -> None:
-        """By whichever key says it; unknown where none does."""
+        """Several keys can state it; without them it is unknown."""
         (ir / "config.json").write_text(json.dumps(config))
-        made = prepare_generative(ir, tmp_path)
-        assert (made.spec.context_tokens, made.spec.architecture, made.spec.vocab_size) == (context, "", 0)
+        spec = prepare_generative(ir, tmp_path)
+        assert (spec.spec.context_tokens, spec.spec.architecture, spec.spec.vocab_size) == (context, "", 0)
 
     @pytest.mark.parametrize(
         ("generation", "config", "stops"),
@@ -271,10 +272,10 @@ class TestGraphs:
             ({"eos_token_id": [True, None, -1]}, {}, ()),
         ],
     )
-    def test_what_ends_an_answer(
+    def test_end_tokens(
         self, ir: Path, tmp_path: Path, generation: dict[str, Any], config: dict[str, Any], stops: tuple[int, ...]
     ) -> None:
-        """generation_config.json goes first."""
+        """generation_config.json takes precedence."""
         (ir / "generation_config.json").write_text(json.dumps(generation))
         (ir / "config.json").write_text(json.dumps(config))
         assert prepare_generative(ir, tmp_path).spec.stop_ids == stops
@@ -290,14 +291,14 @@ class TestGraphs:
     def test_numbers_that_no_model_has(
         self, ir: Path, tmp_path: Path, name: str, content: dict[str, Any], match: str
     ) -> None:
-        """They are refused by file and key, before they are written anywhere."""
+        """They are refused by file and key before anything is written."""
         (ir / name).write_text(json.dumps(content))
         with pytest.raises(ModelFileError, match=rf"{name}: {match}"):
             prepare_generative(ir, tmp_path)
 
     @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
     def test_brackets_without_end(self, ir: Path, tmp_path: Path, name: str) -> None:
-        """A file that nests deeper than it can be read is not readable."""
+        """A file nested deeper than the parser's limit is refused as unreadable."""
         (ir / name).write_text("[" * 100_000)
         with pytest.raises(ModelFileError, match=rf"{name}: is not valid JSON") as caught:
             prepare_generative(ir, tmp_path)
@@ -314,7 +315,7 @@ class TestGraphs:
         ],
     )
     def test_architectures(self, tmp_path: Path, architectures: Any, causal: bool) -> None:
-        """Names that end as those of generating models do; a modules.json makes an embedder of any."""
+        """Known suffixes mark generative models; modules.json makes any model an embedder."""
         (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures}))
         assert is_causal(tmp_path) is causal
         (tmp_path / "modules.json").write_text("[]")
@@ -323,7 +324,7 @@ class TestGraphs:
 
 class TestElsewhere:
     def test_the_settings_of_a_chat_come_with_the_tokenizer(self, on_hub: Hub, store: Store) -> None:
-        """Beside each other, with the templates that are not the default one, without the weights."""
+        """They lie next to each other, with additional templates and without weights."""
         on_hub.files["additional_chat_templates/tool_use.jinja"] = b"{{2}}"
         folder = tokenizer_folder("org/tiny", store=store, access=Access(hub=on_hub.url))
         assert {*SETTINGS, "chat_template.jinja"} <= {path.name for path in folder.iterdir()}
@@ -332,13 +333,13 @@ class TestElsewhere:
         assert not list(folder.rglob("openvino_model.*"))
 
     def test_odd_settings_of_language_models_are_no_hindrance(self, on_hub: Hub, store: Store) -> None:
-        """What would refuse an embedder says nothing of a chat."""
+        """Settings that an embedder cannot have do not matter to a chat model."""
         config = json.loads(on_hub.files["config.json"]) | {"pad_token_id": -1}
         on_hub.files["config.json"] = json.dumps(config).encode()
         assert (tokenizer_folder("org/tiny", store=store, access=Access(hub=on_hub.url)) / "tokenizer.json").is_file()
 
     def test_from_a_folder_and_from_the_store(self, ir: Path, on_hub: Hub, store: Store) -> None:
-        """A folder of the model's, and one that was pulled before."""
+        """A model's own folder, and a model that was pulled before."""
         assert (tokenizer_folder(str(ir), store=store) / "generation_config.json").is_file()
         prepare(TINY, store=store, access=Access(hub=on_hub.url))
         before = len(on_hub.paths)

@@ -1,4 +1,4 @@
-"""Models in one file: their headers, and the settings that follow from them."""
+"""Models in one file: their headers, and the settings derived from them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def text(value: str) -> bytes:
 
 
 def encode(value: Any) -> bytes:
-    """A value with its kind before it."""
+    """Encode a value after its type."""
     if isinstance(value, str):
         return struct.pack("<I", 8) + text(value)
     if isinstance(value, list):
@@ -60,7 +60,7 @@ def write(
     cut: int = 0,
     shape: tuple[int, ...] = (2, 448),
 ) -> Path:
-    """A file with one tensor, by default of 2 x 448 weights."""
+    """Write a file with one tensor, by default with 2 x 448 weights."""
     head = b"GGUF" + struct.pack("<IQQ", version, 1, len(metadata))
     head += b"".join(text(key) + encode(value) for key, value in metadata.items())
     head += text("token_embd.weight") + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, 0)
@@ -77,7 +77,7 @@ def metadata() -> dict[str, Any]:
 
 class TestHeader:
     def test_the_tiny_model(self) -> None:
-        """As it was written: two layers of four heads, eight wide."""
+        """Two layers with four heads of size eight."""
         model = read_gguf(TINY)
         assert (model.architecture, model.vocab_size, model.parameters) == ("llama", 448, 49312)
         assert model.cache_heads == ((4, 8),) * 4
@@ -85,7 +85,7 @@ class TestHeader:
         assert len(model.metadata["tokenizer.ggml.tokens"]) == 448
 
     def test_values_of_every_kind(self, tmp_path: Path, metadata: dict[str, Any]) -> None:
-        """Numbers, truths, texts and lists come back as they are."""
+        """Numbers, booleans, texts and lists are read back unchanged."""
         more = metadata | {"a": -5, "b": True, "c": 0.5, "d": "ñ", "e": ["x", ""], "f": [1, -2], "g": []}
         assert read_gguf(write(tmp_path / "x.gguf", more)).metadata == more
 
@@ -112,16 +112,16 @@ class TestHeader:
             ({}, {"cut": 3700}, "truncated or broken"),
         ],
     )
-    def test_what_cannot_be_run(
+    def test_unsupported_files(
         self, tmp_path: Path, metadata: dict[str, Any], changes: dict[str, Any], how: dict[str, Any], match: str
     ) -> None:
-        """Each is refused with the file, where it stands, and what to take instead."""
+        """Each is refused with the file, the position and the alternative."""
         with pytest.raises(ModelFileError, match=match) as caught:
             read_gguf(write(tmp_path / "x.gguf", metadata | changes, **how))
         assert caught.value.file == "x.gguf"
 
     def test_something_else(self, tmp_path: Path) -> None:
-        """A web page, saved under the name."""
+        """A web page with this file name."""
         (tmp_path / "x.gguf").write_text("<html>")
         with pytest.raises(ModelFileError, match="not a GGUF file"):
             read_gguf(tmp_path / "x.gguf")
@@ -129,13 +129,13 @@ class TestHeader:
     @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
     @given(data=st.binary(max_size=200))
     def test_noise_is_refused(self, tmp_path: Path, data: bytes) -> None:
-        """Whatever follows the first letters, it is read or refused, and nothing else happens."""
+        """Any bytes after the magic number are read or refused, without other errors."""
         (tmp_path / "x.gguf").write_bytes(b"GGUF" + struct.pack("<I", 3) + data)
         with pytest.raises(ModelFileError):
             read_gguf(tmp_path / "x.gguf")
 
     def test_two_million_dimensions(self, tmp_path: Path) -> None:
-        """They are refused by their number. Their product would take longer than a test may."""
+        """The number of dimensions is refused; computing their product would time out."""
         tensor = text("t") + struct.pack("<I", 2_000_000) + b"\xff" * 16_000_000 + struct.pack("<IQ", 0, 0)
         (tmp_path / "x.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor)
         with pytest.raises(ModelFileError, match="t: has 2000000 dimensions"):
@@ -152,7 +152,7 @@ class TestHeader:
         ],
     )
     def test_numbers_beyond_all_models(self, tmp_path: Path, tensors: int, pairs: int, rest: bytes) -> None:
-        """A file of zeros behind a header that promises more is refused before it is read."""
+        """A file of zeros with an excessive header is refused before it is read."""
         head = b"GGUF" + struct.pack("<IQQ", 3, tensors, pairs) + rest
         (tmp_path / "x.gguf").write_bytes(head + bytes(10_000_000))
 
@@ -168,7 +168,7 @@ class TestHeader:
         cut=st.none() | st.integers(0, HEADER),
     )
     def test_a_header_that_was_damaged(self, tmp_path: Path, flips: list[tuple[int, int]], cut: int | None) -> None:
-        """Bits that fell over and files that end too soon: what comes is a model, or one kind of error."""
+        """Flipped bits and truncated files give a model or one type of error."""
         data = bytearray(TINY.read_bytes()[:cut])
         for at, bit in flips:
             if at < len(data):
@@ -182,7 +182,7 @@ class TestHeader:
     @hypothesis_settings(max_examples=120)
     @given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
     def test_values_of_another_type(self, changes: dict[str, Any]) -> None:
-        """Wherever one stands, it is refused by its key or does not matter."""
+        """Each is refused by its key or ignored."""
         model = Gguf("x.gguf", read_gguf(TINY).metadata | changes, 0, 448)
         with contextlib.suppress(ModelFileError):
             assert json.dumps(build_settings(model))
@@ -190,7 +190,7 @@ class TestHeader:
 
     @pytest.mark.parametrize("value", [0, -1, True, 1.5, "two", 2**31])
     def test_numbers_that_are_none(self, value: Any) -> None:
-        """A size is a whole number above 0, and the key is named."""
+        """A size must be a positive integer; the error names the key."""
         model = Gguf("x.gguf", {"general.architecture": "llama", "llama.block_count": value}, 0, 0)
         with pytest.raises(ModelFileError, match=r"llama\.block_count"):
             model.number("block_count")
@@ -198,17 +198,20 @@ class TestHeader:
 
 class TestSettings:
     def test_the_tokenizer_is_the_one_it_was_made_from(self, tmp_path: Path) -> None:
-        """Every text has the ids that it has with the model's own tokenizer.json, and comes back."""
+        """Every text has the ids of the model's own tokenizer.json and decodes back."""
         write_settings(read_gguf(TINY), tmp_path)
-        made = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+        tiny_tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
         own = Tokenizer.from_file(str(FIXTURES / "tiny_llama_ir" / "tokenizer.json"))
         for one in TEXTS:
-            assert made.encode(one).ids == own.encode(one).ids
-            assert made.encode(one, add_special_tokens=False).ids == own.encode(one, add_special_tokens=False).ids
-            assert made.decode(made.encode(one).ids) == own.decode(own.encode(one).ids)
+            assert tiny_tokenizer.encode(one).ids == own.encode(one).ids
+            assert (
+                tiny_tokenizer.encode(one, add_special_tokens=False).ids
+                == own.encode(one, add_special_tokens=False).ids
+            )
+            assert tiny_tokenizer.decode(tiny_tokenizer.encode(one).ids) == own.decode(own.encode(one).ids)
 
     def test_the_other_files(self, tmp_path: Path) -> None:
-        """Special tokens, chat template, sizes and the tokens that end an answer."""
+        """Special tokens, chat template, sizes and end tokens."""
         write_settings(read_gguf(TINY), tmp_path)
         read = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
         chat = json.loads((FIXTURES / "tiny_llama_ir" / "tokenizer_config.json").read_text())["chat_template"]
@@ -220,7 +223,7 @@ class TestSettings:
         assert read["generation_config.json"] == {"eos_token_id": [4]}
 
     def test_files_that_are_there_stay(self, tmp_path: Path) -> None:
-        """Those beside the weights are the author's."""
+        """Files next to the weights take precedence."""
         (tmp_path / "generation_config.json").write_text("{}")
         write_settings(read_gguf(TINY), tmp_path)
         assert (tmp_path / "generation_config.json").read_text() == "{}"
@@ -239,15 +242,17 @@ class TestSettings:
         ],
     )
     def test_how_texts_are_cut(self, metadata: dict[str, Any], way: str, pieces: list[str]) -> None:
-        """Each family has its own way with numbers."""
+        """Each family splits numbers differently."""
         model = Gguf("x", metadata | {"tokenizer.ggml.pre": way}, 0, 448)
-        made = Tokenizer.from_str(json.dumps(build_settings(model)["tokenizer.json"]))
-        assert made.pre_tokenizer is not None
-        cut = ["".join(piece).replace("Ġ", " ") for piece, _ in made.pre_tokenizer.pre_tokenize_str("ab 12345")]
+        tiny_tokenizer = Tokenizer.from_str(json.dumps(build_settings(model)["tokenizer.json"]))
+        assert tiny_tokenizer.pre_tokenizer is not None
+        cut = [
+            "".join(piece).replace("Ġ", " ") for piece, _ in tiny_tokenizer.pre_tokenizer.pre_tokenize_str("ab 12345")
+        ]
         assert cut == (["ab", " 12345"] if way == "gpt-2" else pieces)
 
     def test_where_texts_begin(self, metadata: dict[str, Any]) -> None:
-        """With the beginning's token where the file says so, or its family always does."""
+        """With the start token if the file says so, or if the family always has it."""
 
         def begins(**changes: Any) -> bool:
             changed = {key: value for key, value in (metadata | changes).items() if value is not None}
@@ -282,6 +287,6 @@ class TestSettings:
     def test_vocabularies_that_are_not_known(
         self, metadata: dict[str, Any], changes: dict[str, Any], match: str
     ) -> None:
-        """They are refused rather than guessed."""
+        """They are refused, not guessed."""
         with pytest.raises(ModelFileError, match=match):
             build_settings(Gguf("x.gguf", metadata | changes, 0, 448))

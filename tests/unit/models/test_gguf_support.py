@@ -1,4 +1,4 @@
-"""What of a GGUF file the engine computes: the rest is refused by its name, when the header is read."""
+"""GGUF features that the engine supports: others are refused by name when the header is read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
 def refused(model: Model, folder: Path) -> str:
-    """The message for a file that is refused."""
+    """Return the error message for a refused file."""
     with pytest.raises(ModelFileError) as caught:
         check(read_gguf(model.write(folder / "x.gguf")))
     assert caught.value.file == "x.gguf"
@@ -52,7 +52,7 @@ def test_the_tiny_model() -> None:
     ],
 )
 def test_keys_that_change_nothing(tmp_path: Path, key: str, value: Any) -> None:
-    """What describes the file, or has the value that it has without the key."""
+    """Descriptive keys, and keys with their default value."""
     model = tiny_gguf.model()
     model.metadata[key] = value
     check(read_gguf(model.write(tmp_path / "x.gguf")))
@@ -85,7 +85,7 @@ def test_keys_that_change_nothing(tmp_path: Path, key: str, value: Any) -> None:
     ],
 )
 def test_keys_that_the_engine_ignores(tmp_path: Path, key: str, value: Any) -> None:
-    """They would change the answers: the message names the key and what to do."""
+    """They would change the output: the message names the key and the next step."""
     model = tiny_gguf.model()
     model.metadata[key] = value
     message = refused(model, tmp_path)
@@ -118,7 +118,7 @@ def test_files_that_are_no_model(tmp_path: Path, kind: Any) -> None:
     ],
 )
 def test_tensors_that_the_engine_ignores(tmp_path: Path, architecture: str, name: str) -> None:
-    """Llama 3's scaled rotation comes as a tensor; a model with one bias too many is computed without it."""
+    """Llama 3's scaled rotation is a tensor; an unexpected bias would be ignored."""
     model = tiny_gguf.model(architecture)
     model.tensors[name] = tiny_gguf.tensor(np.ones(16), F32)
     assert f"{name[:60]}: the engine ignores this tensor" in refused(model, tmp_path)
@@ -134,7 +134,7 @@ def test_tensors_that_the_engine_ignores(tmp_path: Path, architecture: str, name
     ],
 )
 def test_tensors_of_a_kind_that_the_engine_cannot_load(tmp_path: Path, name: str, kind: int) -> None:
-    """The message says which kinds it can."""
+    """The message lists the supported types."""
     model = tiny_gguf.model()
     model.tensors[name] = tiny_gguf.tensor(model.tensors[name].values, kind)
     message = refused(model, tmp_path)
@@ -150,14 +150,14 @@ def test_tensors_that_are_missing(tmp_path: Path, name: str) -> None:
 
 
 def test_head_norms_are_part_of_a_qwen3(tmp_path: Path) -> None:
-    """Without one the library would go on without a word."""
+    """Without them the library would continue silently."""
     model = tiny_gguf.model("qwen3")
     del model.tensors["blk.1.attn_k_norm.weight"]
     assert "blk.1.attn_k_norm.weight: this tensor is missing" in refused(model, tmp_path)
 
 
 def test_rows_that_are_not_whole_blocks(tmp_path: Path) -> None:
-    """The library has written past its buffer for these."""
+    """The library writes past its buffer for these."""
     model = tiny_gguf.model(kind=Q4_K)
     table = model.tensors["output.weight"]
     table.shape = (2 * table.shape[0], table.shape[1] // 2)
@@ -165,7 +165,7 @@ def test_rows_that_are_not_whole_blocks(tmp_path: Path) -> None:
 
 
 def test_a_file_type_that_is_not_true(tmp_path: Path) -> None:
-    """The library looks for scales only where this key announces them, and cannot do without the key."""
+    """The library reads scales only if this key announces them, and requires the key."""
     model = tiny_gguf.model(kind=Q8_0)
     model.metadata["general.file_type"] = 1
     assert "general.file_type: is 1, for unquantized weights, but token_embd.weight is Q8_0" in refused(model, tmp_path)

@@ -1,4 +1,4 @@
-"""Manifests: what they keep, and what they notice."""
+"""Manifests: stored values and detected changes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def manifest(files: dict[str, FileFacts], **changes: object) -> Manifest:
-    made = Manifest(
+    manifest = Manifest(
         id="org/tiny",
         address="hf:org/tiny",
         source="hf:org/tiny",
@@ -53,11 +53,11 @@ def manifest(files: dict[str, FileFacts], **changes: object) -> Manifest:
         created=1_700_000_000,
         files=files,
     )
-    return msgspec.structs.replace(made, **changes)
+    return msgspec.structs.replace(manifest, **changes)
 
 
 def test_manifest_round_trips(folder: Path) -> None:
-    """What is written is what is read, and it is JSON that people can read."""
+    """The manifest is human-readable JSON."""
     written = manifest(measure(folder))
     write_manifest(folder, written)
     assert read_manifest(folder) == written
@@ -65,7 +65,7 @@ def test_manifest_round_trips(folder: Path) -> None:
 
 
 def test_measure_covers_every_file_but_the_manifest(folder: Path) -> None:
-    """All files are hashed, also those in folders; the manifest is not part of itself."""
+    """All files are hashed, also in subfolders, but not the manifest itself."""
     write_manifest(folder, manifest({}))
     facts = measure(folder)
     assert facts.keys() == {"model.onnx", "source/config.json"}
@@ -74,12 +74,12 @@ def test_measure_covers_every_file_but_the_manifest(folder: Path) -> None:
 
 
 def test_known_hashes_are_not_computed_again(folder: Path) -> None:
-    """A hash made while fetching is taken over."""
+    """A hash computed during the fetch is reused."""
     assert measure(folder, {"model.onnx": "known"})["model.onnx"].sha256 == "known"
 
 
 def test_untouched_files_are_trusted(folder: Path) -> None:
-    """Size and time suffice for the cheap check; equal content under a new time passes too."""
+    """Size and time suffice for the quick check; equal content with a new time passes too."""
     facts = manifest(measure(folder))
     assert check_files(folder, facts) == []
     os.utime(folder / "model.onnx", ns=(1, 1))
@@ -88,7 +88,7 @@ def test_untouched_files_are_trusted(folder: Path) -> None:
 
 @pytest.mark.parametrize(("content", "message"), [(b"grap", "4 bytes"), (b"hparg", "has changed"), (None, "missing")])
 def test_changed_files_are_named(folder: Path, content: bytes | None, message: str) -> None:
-    """A missing, shortened or rewritten file is found by the cheap check."""
+    """The quick check detects a missing, truncated or rewritten file."""
     facts = manifest(measure(folder))
     path = folder / "model.onnx"
     path.unlink()
@@ -101,7 +101,7 @@ def test_changed_files_are_named(folder: Path, content: bytes | None, message: s
 
 
 def test_full_check_reads_everything(folder: Path) -> None:
-    """A file that was changed under its old size and time is found by the full check alone."""
+    """Only the full check detects a change with the old size and time."""
     facts = manifest(measure(folder))
     path = folder / "model.onnx"
     path.write_bytes(b"hparg")
@@ -129,7 +129,7 @@ def test_digest_follows_content(folder: Path) -> None:
         ('{"format": 99, "unheard": true}', "this version of Shoal reads 1"),
     ],
 )
-def test_unusable_manifests_say_what_to_do(folder: Path, text: str | None, message: str) -> None:
+def test_unusable_manifests_state_the_next_step(folder: Path, text: str | None, message: str) -> None:
     """An absent, broken or newer manifest is refused with the next step."""
     if text is not None:
         (folder / MANIFEST).write_text(text)
@@ -141,7 +141,7 @@ def test_unusable_manifests_say_what_to_do(folder: Path, text: str | None, messa
 
 @pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "a/../../b"])
 def test_a_manifest_cannot_lead_out_of_its_folder(folder: Path, path: str) -> None:
-    """Paths of files, graphs and tokenizer stay inside, or the manifest is refused."""
+    """Paths of files, graphs and tokenizer must be inside of it, else the manifest is refused."""
     facts = FileFacts(sha256="", size=1, mtime=1)
     spec = manifest({}).text_spec
     for hostile in (

@@ -1,4 +1,4 @@
-"""open_clip's names and the repositories they stand for."""
+"""open_clip's names and the repositories that they refer to."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ def test_every_pair_can_be_served_and_every_repository_fetched() -> None:
         ("file:ViT-B-32/openai", "file:ViT-B-32/openai"),
     ],
 )
-def test_the_address_of_what_holds_a_pair(address: str, expected: str) -> None:
-    """Of the hub alone; a revision is that of the repository."""
+def test_the_address_of_the_repository_of_a_pair(address: str, expected: str) -> None:
+    """For the hub only; a revision is the repository's."""
     assert str(resolve_pair(parse_address(address))) == expected

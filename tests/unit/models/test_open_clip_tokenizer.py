@@ -1,4 +1,4 @@
-"""open_clip's tokenizers as tokenizer.json; tests/convert compares the ids with its own."""
+"""open_clip's tokenizers as tokenizer.json; tests/convert compares the ids with the original."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def made(clean: str = "lower") -> Tokenizer:
 
 
 def tokens(text: str, clean: str = "lower") -> list[str]:
-    found: list[str] = made(clean).encode(text).tokens
-    return found
+    words: list[str] = made(clean).encode(text).tokens
+    return words
 
 
 def test_words_digits_and_endings() -> None:
-    """Letters together, each digit alone, marks together, and English endings by themselves."""
+    """Letters together, each digit alone, punctuation together, and English endings separately."""
     assert tokens("CAT  cat's\t42?!") == [
         "<start>", "cat</w>", "cat</w>", "'", "s</w>", "4</w>", "2</w>", "?", "!</w>", "<end>",
     ]  # fmt: skip
@@ -53,7 +53,7 @@ def test_the_end_stays_when_a_text_is_cut() -> None:
 
 @given(st.text(), st.sampled_from(CLEANS))
 def test_blanks_are_single(text: str, clean: str) -> None:
-    """No blank stays at the ends nor twice in a row, whatever the text."""
+    """No space at the ends, and none twice in a row, for any text."""
     step = with_cleaning(Tokenizer(models.BPE()), clean).normalizer
     once = step.normalize_str(text)
     assert "  " not in once
@@ -62,7 +62,7 @@ def test_blanks_are_single(text: str, clean: str) -> None:
         assert not set(once) & set(string.punctuation)
 
 
-def test_cleaning_is_put_before_what_is_there() -> None:
+def test_cleaning_precedes_the_existing_normalizer() -> None:
     tokenizer = Tokenizer(models.WordLevel({"x": 0, "[UNK]": 1}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Replace("a b", "x")
     assert with_cleaning(tokenizer, "lower").encode(" A \n b ").tokens == ["x"]
@@ -70,7 +70,7 @@ def test_cleaning_is_put_before_what_is_there() -> None:
 
 @pytest.mark.parametrize("frame", ["template", "bert"])
 def test_another_id_in_the_place_of_an_end(frame: str) -> None:
-    """CLIPA's models see padding there. The token itself, in a text, is not touched."""
+    """CLIPA models treat it as padding. The token itself inside a text stays unchanged."""
     tokenizer = Tokenizer(models.WordLevel({"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "a": 3}))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = (

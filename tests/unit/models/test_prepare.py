@@ -36,7 +36,7 @@ def local(model_folder: Path) -> Address:
 def test_a_model_is_fetched_converted_and_stored(
     hub: Hub, store: Store, conversions: list[Path], recorder: Recorder
 ) -> None:
-    """The manifest says where the model came from, how it was made and what every file hashes to."""
+    """The manifest has the source, the conversion and the hash of every file."""
     stored = prepare(TINY, store=store, access=Access(hub=hub.url), progress=recorder)
     manifest = stored.manifest
     assert (manifest.id, manifest.address) == ("org/tiny", "hf:org/tiny")
@@ -49,8 +49,8 @@ def test_a_model_is_fetched_converted_and_stored(
     assert ("convert", 1.0) in recorder.steps
 
 
-def test_what_is_stored_needs_no_network(hub: Hub, store: Store, conversions: list[Path]) -> None:
-    """The second time the store answers: no request, no conversion, also offline."""
+def test_stored_models_need_no_network(hub: Hub, store: Store, conversions: list[Path]) -> None:
+    """The second call uses the store: no request, no conversion, also offline."""
     first = prepare(TINY, store=store, access=Access(hub=hub.url))
     before = len(hub.paths)
     assert prepare(TINY, store=store, access=Access(hub=hub.url, offline=True)) == first
@@ -59,14 +59,14 @@ def test_what_is_stored_needs_no_network(hub: Hub, store: Store, conversions: li
 
 
 def test_offline_without_the_model(hub: Hub, store: Store, conversions: list[Path]) -> None:
-    """Offline, a model that is not stored is refused, and no trace of the attempt stays."""
+    """Offline, a model outside of the store is refused, and no files of the attempt remain."""
     with pytest.raises(SourceError, match="offline"):
         prepare(TINY, store=store, access=Access(hub=hub.url, offline=True))
     assert list((store.home / "models").iterdir()) == []
 
 
 def test_offline_with_a_damaged_model(hub: Hub, store: Store, conversions: list[Path]) -> None:
-    """That there was one, and what is wrong with it, is said beside that it cannot be fetched."""
+    """The error reports the damage and that the model cannot be fetched."""
     stored = prepare(TINY, store=store, access=Access(hub=hub.url))
     stored.tokenizer.unlink()
     message = (
@@ -78,7 +78,7 @@ def test_offline_with_a_damaged_model(hub: Hub, store: Store, conversions: list[
 
 
 def test_refresh_fetches_anew(hub: Hub, store: Store, conversions: list[Path]) -> None:
-    """With `refresh` the model is fetched although it is there, and the old answer goes."""
+    """With `refresh` the model is fetched again and replaces the stored one."""
     prepare(TINY, store=store, access=Access(hub=hub.url))
     hub.files["config.json"] = b'{"model_type": "roberta"}'
     stored = prepare(TINY, store=store, access=Access(hub=hub.url), refresh=True)
@@ -86,8 +86,8 @@ def test_refresh_fetches_anew(hub: Hub, store: Store, conversions: list[Path]) -
     assert store.entries() == [stored]
 
 
-def test_a_failed_refresh_keeps_what_was_there(hub: Hub, store: Store, conversions: list[Path]) -> None:
-    """When the source fails, the stored model goes on to answer."""
+def test_a_failed_refresh_keeps_the_stored_model(hub: Hub, store: Store, conversions: list[Path]) -> None:
+    """If the source fails, the stored model stays."""
     first = prepare(TINY, store=store, access=Access(hub=hub.url))
     hub.answers["/api/models"] = (500, {})
     with pytest.raises(SourceError):
@@ -96,7 +96,7 @@ def test_a_failed_refresh_keeps_what_was_there(hub: Hub, store: Store, conversio
 
 
 def test_a_damaged_model_is_fetched_anew(hub: Hub, store: Store, conversions: list[Path]) -> None:
-    """A file that was cut is noticed and the model is made again."""
+    """A truncated file is detected and the model is prepared again."""
     first = prepare(TINY, store=store, access=Access(hub=hub.url))
     first.graph.write_bytes(b"")
     assert prepare(TINY, store=store, access=Access(hub=hub.url)).graph.stat().st_size > 0
@@ -106,7 +106,7 @@ def test_a_damaged_model_is_fetched_anew(hub: Hub, store: Store, conversions: li
 def test_damage_is_reported_once(
     hub: Hub, store: Store, conversions: list[Path], recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By the error when nothing else can be had, else by one note that it was made anew; never by the log as well."""
+    """By the error if the model cannot be prepared again, else by one note; never by the log as well."""
     access = Access(hub=hub.url)
     prepare(TINY, store=store, access=access).tokenizer.unlink()
     with pytest.raises(SourceError) as caught:
@@ -123,7 +123,7 @@ def test_damage_is_reported_once(
 def test_a_newer_converter_needs_no_network(
     hub: Hub, store: Store, conversions: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an older conversion made is made anew of the files that were kept."""
+    """Output of an older converter is converted again from the stored source files."""
     prepare(TINY, store=store, access=Access(hub=hub.url))
     monkeypatch.setattr(preparing, "CONVERTER", 99)
     stored = prepare(TINY, store=store, access=Access(offline=True))
@@ -134,7 +134,7 @@ def test_a_newer_converter_needs_no_network(
 
 
 def test_a_folder_is_converted_once_for_its_content(local: Address, store: Store, conversions: list[Path]) -> None:
-    """A local folder's files are not copied; when one changes, the model is converted anew and replaces the old."""
+    """A local folder is not copied; a changed folder is converted again and replaces the old entry."""
     first = prepare(local, store=store)
     assert prepare(local, store=store) == first
     assert not (first.path / "source").exists()
@@ -147,7 +147,7 @@ def test_a_folder_is_converted_once_for_its_content(local: Address, store: Store
 
 @pytest.fixture
 def verdicts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Replace the comparison by one that answers what this list says, a verdict a call."""
+    """Replace the comparison by one that returns these results, one per call."""
     coming: list[bool] = []
 
     def verify(source: Path, contract: object, target: Path, spec: TextSpec, run: Any) -> Verification:
@@ -163,22 +163,22 @@ def verdicts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def open_graph(path: Path) -> Any:
-    """Stands for an engine: what it opened is the file's content."""
+    """Replaces an engine: returns the file's content."""
     return path.read_bytes()
 
 
 def test_the_verdict_is_recorded(local: Address, store: Store, conversions: list[Path], verdicts: list[bool]) -> None:
-    """Verification sees the converted files before they are stored, once, and its outcome is kept."""
+    """The converted files are verified once before they are stored, and the result is kept."""
     verdicts.append(True)
     stored = prepare(local, store=store, engine=open_graph)
     assert stored.manifest.verification == Verdict("as it should be", 0.999999)
     assert prepare(local, store=store, engine=open_graph) == stored
 
 
-def test_what_was_pulled_unverified_is_verified_later(
+def test_unverified_models_are_verified_later(
     hub: Hub, store: Store, conversions: list[Path], verdicts: list[bool]
 ) -> None:
-    """A model that was stored without an engine is verified with the first one, without network."""
+    """A model stored without an engine is verified with the first one, without network."""
     assert prepare(TINY, store=store, access=Access(hub=hub.url)).manifest.verification is None
     verdicts.append(True)
     stored = prepare(TINY, store=store, access=Access(offline=True), engine=open_graph)
@@ -189,32 +189,32 @@ def test_what_was_pulled_unverified_is_verified_later(
 def test_a_model_that_fails_verification_is_not_stored(
     local: Address, store: Store, conversions: list[Path], verdicts: list[bool]
 ) -> None:
-    """What disagrees with its second path never reaches the store."""
+    """A graph that disagrees with the reference is never stored."""
     verdicts.append(False)
     with pytest.raises(VerificationFailed):
         prepare(local, store=store, engine=open_graph)
     assert store.entries() == []
 
 
-def test_two_who_want_one_model_fetch_it_once(hub: Hub, store: Store, conversions: list[Path]) -> None:
-    """Whoever comes second waits and takes what the first one brought."""
-    found: list[Path] = []
+def test_concurrent_callers_fetch_a_model_once(hub: Hub, store: Store, conversions: list[Path]) -> None:
+    """The second caller waits and uses the first one's result."""
+    folders: list[Path] = []
 
     def want() -> None:
-        found.append(prepare(TINY, store=Store(store.home), access=Access(hub=hub.url)).path)
+        folders.append(prepare(TINY, store=Store(store.home), access=Access(hub=hub.url)).path)
 
     threads = [threading.Thread(target=want) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert len(found) == 3
-    assert len(set(found)) == 1
+    assert len(folders) == 3
+    assert len(set(folders)) == 1
     assert len(conversions) == 1
 
 
 def test_a_conversion_can_be_stopped(local: Address, store: Store, conversions: list[Path]) -> None:
-    """A stop is noticed at the conversion's next step, and nothing is stored."""
+    """It stops at its next step, and nothing is stored."""
     stop = Stop()
 
     class Stopping(Progress):
@@ -232,7 +232,7 @@ def test_a_conversion_can_be_stopped(local: Address, store: Store, conversions: 
 def test_errors_of_the_disk(
     local: Address, store: Store, monkeypatch: pytest.MonkeyPatch, code: int, message: str
 ) -> None:
-    """A disk that is full or cannot be written is reported with the next step."""
+    """A full or read-only disk is reported with the next step."""
 
     def convert(folder: Path, target: Path, *, progress: object) -> object:
         raise OSError(code, os.strerror(code), str(target))
@@ -243,6 +243,6 @@ def test_errors_of_the_disk(
 
 
 def test_remote_addresses_are_refused(store: Store) -> None:
-    """There is nothing to prepare of a model on another server."""
+    """A model on another server needs no preparation."""
     with pytest.raises(AddressError, match="serve it instead"):
         prepare(parse_address("triton://h:1#m"), store=store)

@@ -1,5 +1,4 @@
-"""Models of pictures that Shoal has no graph for: exported where that can be done, refused with the next step where
-not."""
+"""Image models without a Shoal graph: exported if possible, else refused with the next step."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from shoal.specs import ContrastSpec, ImageSpec, ScoreSpec, TextSpec
 from tests.unit.models.checkpoints import write_json
 from tests.unit.models.open_clip_checkpoints import open_clip
 
-PICTURES = ImageSpec(size=(8, 8), dimension=4, resize="squash")
+IMAGES = ImageSpec(size=(8, 8), dimension=4, resize="squash")
 SCORES = ImageSpec(size=(8, 8), dimension=0, score=ScoreSpec(labels=("a", "b"), activation="softmax", pairs=False))
 TEXT = TextSpec(tokenizer="tokenizer.json", inputs=("input_ids",), dimension=4, max_tokens=8)
 
@@ -39,10 +38,10 @@ def timm(folder: Path) -> Address:
 
 
 class Exporter:
-    """In the place of the process: writes what it is told, and keeps what it was asked for."""
+    """Replaces the exporter process: writes the given files and records the calls."""
 
-    def __init__(self, found: ExportedTowers) -> None:
-        self.found = found
+    def __init__(self, exported: ExportedTowers) -> None:
+        self.found = exported
         self.folders: list[Path] = []
 
     def __call__(self, folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop) -> ExportedTowers:
@@ -54,7 +53,7 @@ class Exporter:
 
 
 def test_a_classifier_of_timm_is_exported(tmp_path: Path, store: Store) -> None:
-    """Its one graph is the model's; it has no text, and its verdict is the picture's."""
+    """The model has one graph, no text, and the image's verification result."""
     address = timm(tmp_path / "m")
     verdict = Verdict("agrees with PyTorch", 1.0)
     exporter = Exporter(
@@ -85,7 +84,7 @@ def test_a_classifier_of_timm_is_exported(tmp_path: Path, store: Store) -> None:
 
 
 def test_towers_of_open_clip_are_exported(tmp_path: Path, store: Store) -> None:
-    """Those of another architecture: both graphs, and how they are compared."""
+    """For another architecture: both graphs and the similarity."""
     (tmp_path / "m").mkdir()
     folder = open_clip(tmp_path / "m", vision={"timm_model_name": "convnext_base"})
     exporter = Exporter(
@@ -94,22 +93,22 @@ def test_towers_of_open_clip_are_exported(tmp_path: Path, store: Store) -> None:
             graph="model.onnx",
             image_graph="image.onnx",
             text=TEXT,
-            image=PICTURES,
+            image=IMAGES,
             contrast=ContrastSpec(scale=10.0),
             text_verification=Verdict("texts agree", 1.0),
-            image_verification=Verdict("pictures agree", 1.0),
+            image_verification=Verdict("images agree", 1.0),
             files=("model.onnx", "image.onnx", "tokenizer.json"),
         )
     )
     manifest = prepare(parse_address(f"file:{folder}"), store=store, ways=Fallbacks(towers=exporter)).manifest
     assert (manifest.graph, manifest.text, manifest.contrast) == ("model.onnx", TEXT, ContrastSpec(scale=10.0))
-    assert manifest.verification_summary == "texts agree; pictures agree"
+    assert manifest.verification_summary == "texts agree; images agree"
     assert "open_clip" in manifest.conversion
 
 
 @pytest.mark.parametrize("library", ["timm", "open_clip"])
 def test_the_error_without_the_extra_names_it(tmp_path: Path, store: Store, library: str) -> None:
-    """What is missing, and how it is installed."""
+    """The error names the missing extra and how to install it."""
     if library == "timm":
         address = timm(tmp_path / "m")
     else:
@@ -121,8 +120,8 @@ def test_the_error_without_the_extra_names_it(tmp_path: Path, store: Store, libr
     assert store.entries() == []
 
 
-def test_what_is_broken_is_not_exported(tmp_path: Path, store: Store) -> None:
-    """A plain ViT whose settings contradict each other is refused as it is."""
+def test_broken_models_are_not_exported(tmp_path: Path, store: Store) -> None:
+    """A plain ViT with contradictory settings is refused."""
     (tmp_path / "m").mkdir()
     folder = open_clip(tmp_path / "m", text={"heads": 5})
 

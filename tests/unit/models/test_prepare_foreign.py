@@ -1,4 +1,4 @@
-"""Architectures that Shoal has no graph for: exported, left to an engine that knows them, or refused."""
+"""Architectures without a Shoal graph: exported, run by an engine that supports them, or refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.models.engines import openvino_run
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A BERT that calls itself something else."""
+    """A BERT with another model_type."""
     return rename(checkpoint(tmp_path / "model"), "modernbert")
 
 
@@ -47,7 +47,7 @@ def rename(folder: Path, model_type: str, **more: object) -> Path:
 def exporting(
     folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop, *, graph: bool
 ) -> ExportResult:
-    """What it leaves is a model that can be converted."""
+    """An exporter whose output can be converted."""
     assert graph
     progress("export", 0.5)
     shutil.copytree(folder, into, dirs_exist_ok=True)
@@ -64,7 +64,7 @@ def test_without_a_way_it_is_refused(store: Store, address: Address) -> None:
 
 
 def test_it_is_exported_converted_and_verified(store: Store, address: Address, recorder: Recorder) -> None:
-    """The manifest says so; nothing of the exporter's own files is left."""
+    """The manifest records it; no files of the exporter remain."""
     stored = prepare(address, store=store, engine=openvino_run, progress=recorder, ways=Fallbacks(exporting))
     manifest = stored.manifest
     assert (manifest.graph, manifest.graph_source) == ("model.onnx", "exported")
@@ -92,7 +92,7 @@ def never(*_: object, graph: bool) -> ExportResult:
 
 @pytest.mark.parametrize("key", ["auto_map", "quantization_config"])
 def test_code_and_quantised_weights_are_not_exported(store: Store, tmp_path: Path, key: str) -> None:
-    """By the name of a known architecture there would be another model."""
+    """The exporter would load a different model under a known architecture's name."""
     folder = rename(checkpoint(tmp_path / "model"), "bert", **{key: {"AutoModel": "mine.Model"}})
     with pytest.raises(ModelFileError, match=key):
         prepare(parse_address(f"file:{folder}"), store=store, ways=Fallbacks(never, folders=True))
@@ -100,7 +100,7 @@ def test_code_and_quantised_weights_are_not_exported(store: Store, tmp_path: Pat
 
 @pytest.mark.parametrize("file", ["modules.json", "model.safetensors"])
 def test_other_faults_are_not_exported(store: Store, tmp_path: Path, file: str) -> None:
-    """What is wrong in other files than config.json is wrong for PyTorch as well."""
+    """Errors in files other than config.json affect PyTorch as well."""
     folder = checkpoint(tmp_path / "model")
     (folder / file).write_bytes(b"[{}]")
     with pytest.raises(ModelFileError, match=file):
@@ -123,7 +123,7 @@ def test_a_known_family_with_unknown_parts_is_exported(store: Store, tmp_path: P
 
 
 def test_an_engine_of_folders_gets_it_as_it_is(store: Store, address: Address) -> None:
-    """Only the tokenizer is stored; another engine does not take that for a graph."""
+    """Only the tokenizer is stored; another engine does not treat it as a graph."""
     stored = prepare(address, store=store, engine=openvino_run, ways=Fallbacks(exporting, folders=True))
     manifest, spec = stored.manifest, stored.manifest.text_spec
     assert manifest.graph_source == as_published.SOURCE
@@ -153,7 +153,7 @@ def test_a_prompt_that_is_left_out_is_an_input(tmp_path: Path) -> None:
 def test_a_classifier_runs_from_its_folder(
     folder: Path, tmp_path: Path, types: int, names: list[str] | None, inputs: int
 ) -> None:
-    """With the labels of its files; it reads segments where it has some and its tokenizer tells them."""
+    """Labels come from its files; segments are used if model and tokenizer have them."""
     rename(
         folder, "modernbert", architectures=["XForSequenceClassification"], id2label={"0": "x"}, type_vocab_size=types
     )
@@ -167,15 +167,15 @@ def test_a_classifier_runs_from_its_folder(
 
 
 def test_splade_runs_from_its_folder(folder: Path, tmp_path: Path) -> None:
-    """A masked language model, which has no vectors of tokens to give."""
+    """A masked language model, which has no token vectors."""
     rename(folder, "modernbert", architectures=["XForMaskedLM"], _name_or_path="org/splade-x")
     (folder / "modules.json").unlink()
     spec = as_published.prepare_published(folder, tmp_path).spec
     assert (spec.kinds, spec.outputs, spec.dimension) == (("sparse",), ("sparse_embedding",), 0)
 
 
-def test_what_its_files_do_not_say_is_refused(folder: Path, tmp_path: Path) -> None:
-    """Labels that make no sense, and weights that are not readable."""
+def test_invalid_model_files_are_refused(folder: Path, tmp_path: Path) -> None:
+    """Invalid labels and unreadable weights."""
     modules = (folder / "modules.json").read_bytes()
     (folder / "modules.json").unlink()
     rename(folder, "modernbert", architectures=["XForSequenceClassification"], id2label={"1": "x"})

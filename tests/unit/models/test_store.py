@@ -1,4 +1,4 @@
-"""The store: whole entries, one worker a model, nothing outside of its folder."""
+"""The store: complete entries, one worker per model, no access outside of its folder."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def everything(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-def test_what_is_put_is_found(store: Store) -> None:
-    """A committed entry is found by its address, with its graph in place and nothing half done beside it."""
+def test_committed_entries_are_found(store: Store) -> None:
+    """A committed entry is found by its address, with its graph and without temporary files."""
     stored = put(store, TINY)
     assert store.find(TINY) == stored
     assert store.entries() == [stored]
@@ -62,7 +62,7 @@ def test_what_is_put_is_found(store: Store) -> None:
 
 
 def test_an_empty_home_holds_nothing(tmp_path: Path) -> None:
-    """Reading a store that was never written answers nothing and creates nothing."""
+    """Reading a new store returns nothing and creates nothing."""
     store = Store(tmp_path / "home")
     assert store.entries() == []
     assert store.find(TINY) is None
@@ -70,7 +70,7 @@ def test_an_empty_home_holds_nothing(tmp_path: Path) -> None:
 
 
 def test_revisions_are_separate(store: Store) -> None:
-    """What was asked for by one revision does not answer for another, but does for the exact one that it led to."""
+    """An entry of one revision does not match another, but matches the exact commit that it resolved to."""
     put(store, parse_address("org/tiny@v1"), revision="aaa")
     assert store.find(TINY) is None
     assert store.find(parse_address("org/tiny@v2")) is None
@@ -79,14 +79,14 @@ def test_revisions_are_separate(store: Store) -> None:
 
 
 def test_models_do_not_share_folders(store: Store) -> None:
-    """Names that differ in their slash, scheme or path are different models."""
+    """Names that differ in a slash, scheme or path are different models."""
     texts = ["org/tiny", "org--tiny", "org-/-tiny", "org_tiny", "pypi:tiny", "tiny", "file:/a/tiny", "file:/b/tiny"]
     paths = {put(store, parse_address(text)).path for text in texts}
     assert len(paths) == len({path.parent for path in paths}) == len(texts)
 
 
 def test_a_new_answer_replaces_the_old(store: Store) -> None:
-    """Pulling again leaves one entry an address, also when the content of the same revision changed."""
+    """Pulling again leaves one entry per address, also if the revision's content changed."""
     put(store, TINY, revision="r1")
     put(store, TINY, revision="r1", content=b"other")
     newest = put(store, TINY, revision="r2", created=2)
@@ -95,7 +95,7 @@ def test_a_new_answer_replaces_the_old(store: Store) -> None:
 
 
 def test_a_folders_entry_answers_for_its_content_alone(store: Store) -> None:
-    """For file: the fingerprint decides, so that a changed folder is converted anew."""
+    """For file: addresses the fingerprint decides, so a changed folder is converted again."""
     before = msgspec.structs.replace(parse_address("file:/a/tiny"), revision="f1")
     after = msgspec.structs.replace(before, revision="f2")
     put(store, before, revision="f1")
@@ -104,7 +104,7 @@ def test_a_folders_entry_answers_for_its_content_alone(store: Store) -> None:
 
 
 def test_damaged_entries_are_not_found(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    """An entry whose file was cut is passed over, and the log says which file."""
+    """An entry with a truncated file is skipped, and the log names the file."""
     stored = put(store, TINY)
     stored.graph.write_bytes(b"g")
     with caplog.at_level(logging.WARNING):
@@ -113,7 +113,7 @@ def test_damaged_entries_are_not_found(store: Store, caplog: pytest.LogCaptureFi
 
 
 def test_foreign_manifests_are_passed_over(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    """An entry of another format hides neither itself from the log nor its neighbours from the list."""
+    """An entry of another format is logged and does not hide other entries."""
     good = put(store, TINY)
     bad = put(store, parse_address("org/other"))
     (bad.path / MANIFEST).write_text('{"format": 99}')
@@ -122,7 +122,7 @@ def test_foreign_manifests_are_passed_over(store: Store, caplog: pytest.LogCaptu
 
 
 def test_failed_work_leaves_nothing(store: Store) -> None:
-    """An error while an entry is built removes what was built, and keeps the entry that was there."""
+    """An error during a build removes the partial entry and keeps the existing one."""
     old = put(store, TINY)
     with pytest.raises(ValueError, match="boom"), store.working(TINY) as partial:
         (partial / "model.onnx").write_bytes(b"half")
@@ -134,7 +134,7 @@ def test_failed_work_leaves_nothing(store: Store) -> None:
 
 
 def test_leftovers_of_the_dead_are_removed(store: Store) -> None:
-    """What a killed process left half done goes as soon as the model is worked on again."""
+    """Partial files of a killed process are removed at the next work on the model."""
     left = store.home / "models" / "hf+org+tiny" / ".partial-dead"
     left.mkdir(parents=True)
     (left / "model.onnx").write_bytes(b"half")
@@ -143,7 +143,7 @@ def test_leftovers_of_the_dead_are_removed(store: Store) -> None:
 
 
 def test_leftovers_of_other_models_are_removed(store: Store) -> None:
-    """By the next pull of anything, but for what somebody works on; what is whole beside them stays."""
+    """By the next pull of any model, unless another process works on them; complete entries stay."""
     whole = put(store, parse_address("org/whole"))
     dead = [store.home / "models" / name / ".partial-dead" for name in ("hf+org+gone", "hf+org+whole")]
     for left in dead:
@@ -158,28 +158,28 @@ def test_leftovers_of_other_models_are_removed(store: Store) -> None:
 
 
 def aside(stored: StoredModel) -> Path:
-    """Where an entry is for the instant in which a new one takes its place."""
+    """The path of an entry while a new one replaces it."""
     return stored.path.with_name(f".aside-{stored.path.name}")
 
 
-def test_what_is_replaced_is_deleted_last(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever dies while an old entry is deleted, the new one is in its place."""
+def test_the_replaced_entry_is_deleted_last(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the deletion of the old entry fails, the new one is already in place."""
     put(store, TINY, revision="r1")
-    found: list[bytes] = []
+    contents: list[bytes] = []
 
     def delete(path: Path, **options: bool) -> None:
         stored = Store(store.home).find(TINY)
-        found.append(stored.graph.read_bytes() if stored else b"")
+        contents.append(stored.graph.read_bytes() if stored else b"")
 
     with monkeypatch.context() as patch:
         patch.setattr("shoal.models.store.shutil.rmtree", delete)
         put(store, TINY, revision="r1", content=b"same revision", created=2)
         put(store, TINY, revision="r2", content=b"other revision", created=3)
-    assert set(found) == {b"same revision", b"other revision"}
+    assert set(contents) == {b"same revision", b"other revision"}
 
 
 def test_readers_beside_a_refresh_always_find_the_model(store: Store) -> None:
-    """An entry that is replaced again and again is never absent."""
+    """An entry that is replaced repeatedly is never absent."""
     put(store, TINY)
     done = threading.Event()
     answers: list[StoredModel | None] = []
@@ -201,7 +201,7 @@ def test_readers_beside_a_refresh_always_find_the_model(store: Store) -> None:
 
 @pytest.mark.parametrize("look", ["find", "entries", "working"])
 def test_an_entry_whose_replacement_never_came_is_put_back(store: Store, look: str) -> None:
-    """A process that died between the two renames loses nothing, whoever comes next."""
+    """A crash between the two renames loses nothing, whoever opens the store next."""
     stored = put(store, TINY)
     stored.path.rename(aside(stored))
     if look == "find":
@@ -215,7 +215,7 @@ def test_an_entry_whose_replacement_never_came_is_put_back(store: Store, look: s
 
 
 def test_an_entry_that_was_replaced_does_not_come_back(store: Store) -> None:
-    """A process that died after the second rename leaves one entry too many, which goes with the model."""
+    """A crash after the second rename leaves an extra entry, which is removed with the model."""
     stored = put(store, TINY)
     shutil.copytree(stored.path, aside(stored))
     assert store.find(TINY) == stored
@@ -225,7 +225,7 @@ def test_an_entry_that_was_replaced_does_not_come_back(store: Store) -> None:
 
 
 def test_a_rename_that_fails_leaves_the_old_entry(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that refuses the new one keeps the one that it has."""
+    """If the disk refuses the new entry, the old one stays."""
     stored = put(store, TINY)
     rename = Path.rename
 
@@ -242,7 +242,7 @@ def test_a_rename_that_fails_leaves_the_old_entry(store: Store, monkeypatch: pyt
 
 
 def test_a_rename_that_is_under_way_is_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While another process holds the model, its second rename is a moment away."""
+    """While another process holds the lock, its second rename is imminent."""
     stored = put(store, TINY)
     with store.working(TINY):
         stored.path.rename(aside(stored))
@@ -259,7 +259,7 @@ def test_a_rename_that_is_under_way_is_waited_for(store: Store, monkeypatch: pyt
 
 
 def test_a_store_that_cannot_be_written_stays_as_it_is(store: Store) -> None:
-    """What was moved aside is not put back where nothing can be locked; reading goes on."""
+    """Without a lock, a moved entry is not restored; reading still works."""
     stored = put(store, TINY)
     other = put(store, parse_address("org/other"))
     stored.path.rename(aside(stored))
@@ -271,7 +271,7 @@ def test_a_store_that_cannot_be_written_stays_as_it_is(store: Store) -> None:
 
 
 def test_a_home_that_is_no_folder_is_a_one_line_error(tmp_path: Path) -> None:
-    """Reading and writing name the place and the way out."""
+    """The error names the path and the next step, for reading and writing."""
     home = tmp_path / "file"
     home.write_text("")
     store = Store(home)
@@ -284,14 +284,14 @@ def test_a_home_that_is_no_folder_is_a_one_line_error(tmp_path: Path) -> None:
 
 
 def test_models_that_are_no_folder_are_a_one_line_error(tmp_path: Path) -> None:
-    """Locks may be had, and still there is no place to work in."""
+    """Locks can be taken, but there is no folder to work in."""
     (tmp_path / "models").write_text("")
     with pytest.raises(SourceError, match=r"cannot be written"), Store(tmp_path).working(TINY):
         pytest.fail("work in a file")
 
 
 def test_one_worker_at_a_time(store: Store) -> None:
-    """A second worker waits for the first and then sees its result; another model is not waited for."""
+    """A second worker waits for the first and reuses its result; other models are not blocked."""
     order: list[str] = []
     inside, release = threading.Event(), threading.Event()
 
@@ -318,7 +318,7 @@ def test_one_worker_at_a_time(store: Store) -> None:
 
 
 def test_waiting_can_be_stopped(store: Store) -> None:
-    """Who waits for another worker's lock gives up when told to."""
+    """A worker that waits for a lock stops on request."""
     stop = Stop()
     stop.set()
     with store.working(TINY), pytest.raises(Cancelled), store.working(TINY, stop):
@@ -326,15 +326,15 @@ def test_waiting_can_be_stopped(store: Store) -> None:
 
 
 def test_remove_deletes_the_entry_alone(store: Store) -> None:
-    """A removed model is gone, its neighbours are not."""
+    """Other models stay."""
     stored, other = put(store, TINY), put(store, parse_address("org/other"))
     store.remove(stored)
     assert store.entries() == [other]
     assert not stored.path.parent.exists()
 
 
-def test_removing_what_somebody_else_removed_is_no_error(store: Store) -> None:
-    """Two that want the same: both have it."""
+def test_removing_a_removed_entry_is_no_error(store: Store) -> None:
+    """Two concurrent removals both succeed."""
     stored = put(store, TINY)
     store.remove(stored)
     store.remove(stored)
@@ -342,7 +342,7 @@ def test_removing_what_somebody_else_removed_is_no_error(store: Store) -> None:
 
 
 def test_a_failed_removal_is_a_one_line_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rights that are missing are named, with the way out."""
+    """The error names the missing permission and the next step."""
     stored = put(store, TINY)
 
     def refuse(path: Path) -> None:
@@ -353,8 +353,8 @@ def test_a_failed_removal_is_a_one_line_error(store: Store, monkeypatch: pytest.
         store.remove(stored)
 
 
-def test_remove_refuses_what_is_being_pulled(store: Store) -> None:
-    """A model that somebody works on stays."""
+def test_remove_refuses_a_model_being_pulled(store: Store) -> None:
+    """A model that another process works on stays."""
     stored = put(store, TINY)
     with store.working(TINY), pytest.raises(SourceError, match="being pulled"):
         store.remove(stored)
@@ -363,7 +363,7 @@ def test_remove_refuses_what_is_being_pulled(store: Store) -> None:
 
 @pytest.mark.parametrize("path", ["../outside/x", "models/../../outside/x", "models/hf+org+tiny/..", "models/x", "/"])
 def test_remove_never_leaves_the_store(store: Store, path: str, tmp_path: Path) -> None:
-    """A path that is no entry of this store is refused, however it is written."""
+    """A path that is not an entry of this store is refused, in any spelling."""
     stored = put(store, TINY)
     (tmp_path / "outside" / "x").mkdir(parents=True)
     before = everything(tmp_path)
@@ -373,7 +373,7 @@ def test_remove_never_leaves_the_store(store: Store, path: str, tmp_path: Path) 
 
 
 def test_links_are_not_followed(store: Store, tmp_path: Path) -> None:
-    """A link in the store is neither listed nor followed when something is removed."""
+    """A link in the store is neither listed nor followed on removal."""
     stored = put(store, TINY)
     outside = tmp_path / "outside"
     stored.path.parent.rename(outside)
@@ -385,7 +385,7 @@ def test_links_are_not_followed(store: Store, tmp_path: Path) -> None:
 
 
 def test_links_inside_an_entry_are_removed_as_links(store: Store, tmp_path: Path) -> None:
-    """Removing an entry that somebody put a link into leaves the link's target alone."""
+    """The link's target stays."""
     stored = put(store, TINY)
     precious = tmp_path / "precious"
     precious.mkdir()
@@ -396,7 +396,7 @@ def test_links_inside_an_entry_are_removed_as_links(store: Store, tmp_path: Path
 
 
 def test_a_store_that_cannot_be_written_can_be_read(store: Store) -> None:
-    """Finding a model writes nothing: a store on a read-only disk serves."""
+    """Finding a model writes nothing: a store on a read-only disk works."""
     stored = put(store, TINY)
     before = {path: os.stat(path).st_mtime_ns for path in store.home.rglob("*")}
     assert store.find(TINY) == stored
@@ -404,7 +404,7 @@ def test_a_store_that_cannot_be_written_can_be_read(store: Store) -> None:
 
 
 def test_notes_are_kept_beside_the_model(store: Store) -> None:
-    """What an engine notes is there at the next start, and does not count as a change of the model."""
+    """An engine's note is available at the next start and does not count as a change of the model."""
     stored = put(store, TINY)
     store.note(stored, "checked", {"key": "cpu", "min_cosine": 0.99995})
     store.note(stored, "other", 1)
@@ -415,7 +415,7 @@ def test_notes_are_kept_beside_the_model(store: Store) -> None:
 
 
 def test_notes_are_optional(store: Store) -> None:
-    """Broken notes read as none, and a store that cannot be written goes without."""
+    """Broken notes are ignored, and a read-only store works without notes."""
     stored = put(store, TINY)
     (stored.path / NOTES).write_text("{")
     assert store.notes(stored) == {}
@@ -425,7 +425,7 @@ def test_notes_are_optional(store: Store) -> None:
 
 
 def test_files_are_added_by_one_at_a_time(store: Store) -> None:
-    """In a folder that goes at the end, whatever the end is, and takes along what dead ones left."""
+    """In a temporary folder that is always removed, with leftovers of dead processes."""
     stored = put(store, parse_address("hf:org/name"))
     (stored.path / ".adding-dead").mkdir()
     with store.adding(stored) as place:
@@ -443,7 +443,7 @@ def test_files_are_added_by_one_at_a_time(store: Store) -> None:
 
 
 def test_notes_leave_nothing_behind(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither one that could not be written, nor those of processes that died while they wrote one."""
+    """Neither after a failed write nor after a crash during one."""
     stored = put(store, parse_address("hf:org/name"))
     for name in (".notes-dead", ".notes-busy"):
         (stored.path / name).touch()

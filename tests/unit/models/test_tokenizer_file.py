@@ -1,4 +1,4 @@
-"""The served tokenizer.json: the model's own, in line with its tokenizer_config, or built from the vocabulary files."""
+"""The served tokenizer.json: the model's own, adjusted to tokenizer_config, or built from the vocabulary files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def written(folder: Path) -> Tokenizer:
 
 
 def test_the_models_own_file_is_kept_byte_for_byte(tmp_path: Path) -> None:
-    """Nothing to change, nothing changed."""
+    """A file that needs no changes is not rewritten."""
     folder = checkpoint(tmp_path)
     written(folder)
     assert (folder / "served.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
@@ -44,7 +44,7 @@ def test_the_models_own_file_is_kept_byte_for_byte(tmp_path: Path) -> None:
     ],
 )
 def test_tokenizer_config_decides_on_lower_case(tmp_path: Path, config: dict[str, Any], lower: bool) -> None:
-    """transformers' BERT tokenizers follow it where the two files disagree; the generic class does not."""
+    """transformers' BERT tokenizers prefer it if the two files differ; the generic class does not."""
     folder = checkpoint(tmp_path)
     write_json(folder / "tokenizer_config.json", config)
     written(folder)
@@ -87,7 +87,7 @@ def byte_level(folder: Path, **config: Any) -> Path:
 
 
 def test_a_byte_level_vocabulary_is_enough(tmp_path: Path) -> None:
-    """vocab.json and merges.txt give RoBERTa's tokenizer, its special tokens around the text."""
+    """vocab.json and merges.txt give RoBERTa's tokenizer with its special tokens."""
     folder = byte_level(tmp_path, mask_token={"content": "<mask>", "lstrip": True})
     assert written(folder).encode("fi fi a").tokens == ["<s>", "fi", "Ġfi", "Ġa", "</s>"]
     assert written(folder).encode("fi <mask>").ids == [0, 32, 4, 2]  # the mask takes the space before it along
@@ -99,8 +99,8 @@ def test_a_byte_level_vocabulary_may_start_with_a_space(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["xlm-roberta", "camembert", "mpnet"])
-def test_what_cannot_be_built_exactly_is_refused(tmp_path: Path, kind: str) -> None:
-    """The message says how to get the file."""
+def test_tokenizers_that_cannot_be_built_exactly_are_refused(tmp_path: Path, kind: str) -> None:
+    """The message states how to get the file."""
     folder = checkpoint(tmp_path, kind)
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
@@ -131,14 +131,14 @@ def test_a_broken_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_ids_past_the_models_table_are_refused(tmp_path: Path) -> None:
-    """A tokenizer of another model would send the engine out of its embedding table."""
+    """Another model's tokenizer has ids beyond the engine's embedding table."""
     folder = checkpoint(tmp_path, config={"vocab_size": 20})
     with pytest.raises(ModelFileError, match="embeddings end at 19"):
         written(folder)
 
 
 def test_merges_without_a_vocabulary_are_refused(tmp_path: Path) -> None:
-    """Half of a tokenizer; the other half is named."""
+    """The error names the missing file."""
     folder = byte_level(tmp_path)
     (folder / "vocab.json").unlink()
     with pytest.raises(ModelFileError, match="is missing") as caught:

@@ -1,4 +1,4 @@
-"""Tiny random models of two towers as folders of files, like those that transformers saves; no PyTorch."""
+"""Tiny random dual encoders as folders in transformers' layout; no PyTorch."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def towers(
     processor: dict[str, Any] | None = None,
     settings: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a whole model; the dictionaries are laid over what its files say, None takes a key away."""
+    """Write a whole model; the dictionaries override values of its files, and None removes a key."""
     shared = {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": INNER}
     size = len(WORDS[family])
     texts = shared | {"vocab_size": size, "hidden_size": TEXT_HIDDEN, "max_position_embeddings": CONTEXT}
     texts |= {"eos_token_id": size - 1} if family == "clip" else {"projection_size": IMAGE_HIDDEN}
-    pictures = shared | {"hidden_size": IMAGE_HIDDEN, "image_size": SIZE, "patch_size": PATCH}
+    image_config = shared | {"hidden_size": IMAGE_HIDDEN, "image_size": SIZE, "patch_size": PATCH}
     whole: dict[str, Any] = {"model_type": family, "text_config": _over(texts, text)}
-    whole |= {"vision_config": _over(pictures, vision)} | ({"projection_dim": 8} if family == "clip" else {})
+    whole |= {"vision_config": _over(image_config, vision)} | ({"projection_dim": 8} if family == "clip" else {})
     write_json(folder / "config.json", _over(whole, config))
     prepared: dict[str, Any] = {"image_mean": MEAN, "image_std": STD, "resample": 3}
     if family == "clip":
@@ -61,28 +61,28 @@ def _over(data: dict[str, Any], changes: dict[str, Any] | None) -> dict[str, Any
 def tokenizer(family: str) -> Tokenizer:
     words = {word: place for place, word in enumerate(WORDS[family])}
     start, end = ("<start>", "<end>") if family == "clip" else ("", "<eos>")
-    made = Tokenizer(models.BPE(words, [], unk_token=end))
+    tiny_tokenizer = Tokenizer(models.BPE(words, [], unk_token=end))
     if family == "clip":
-        made.normalizer = normalizers.Lowercase()
-        made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        tiny_tokenizer.normalizer = normalizers.Lowercase()
+        tiny_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     else:
-        made.normalizer = normalizers.Replace(" ", "▁")
-    made.add_special_tokens([AddedToken(each, normalized=False) for each in words if each.startswith("<")])
-    made.post_processor = processors.TemplateProcessing(
+        tiny_tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tiny_tokenizer.add_special_tokens([AddedToken(each, normalized=False) for each in words if each.startswith("<")])
+    tiny_tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{start} $A {end}".strip(), special_tokens=[(each, words[each]) for each in (start, end) if each]
     )
     # What a published tokenizer.json often carries, and what must not decide on the lengths.
-    made.enable_padding(length=CONTEXT, pad_id=0, pad_token=WORDS[family][0])
-    return made
+    tiny_tokenizer.enable_padding(length=CONTEXT, pad_id=0, pad_token=WORDS[family][0])
+    return tiny_tokenizer
 
 
 def tensors(family: str) -> dict[str, Array]:
-    """Weights large enough for attention and activations to matter in the outcome."""
+    """Weights large enough for attention and activations to affect the result."""
     random = np.random.default_rng(11)
-    made: dict[str, Array] = {}
+    weights: dict[str, Array] = {}
 
     def normal(name: str, *shape: int) -> None:
-        made[name] = (random.standard_normal(shape) * 0.4).astype(np.float32)
+        weights[name] = (random.standard_normal(shape) * 0.4).astype(np.float32)
 
     def pair(name: str, *shape: int) -> None:
         normal(f"{name}.weight", *shape)
@@ -90,7 +90,7 @@ def tensors(family: str) -> dict[str, Array]:
 
     def norm(name: str, width: int) -> None:
         pair(name, width)
-        made[f"{name}.weight"] += 1
+        weights[f"{name}.weight"] += 1
 
     def layers(prefix: str, width: int) -> None:
         for layer in range(LAYERS):
@@ -116,7 +116,7 @@ def tensors(family: str) -> dict[str, Array]:
         norm("vision_model.pre_layrnorm", IMAGE_HIDDEN)
         normal("text_projection.weight", 8, TEXT_HIDDEN)
         normal("visual_projection.weight", 8, IMAGE_HIDDEN)
-        return made | {"logit_scale": np.array(np.log(100.0), np.float32)}
+        return weights | {"logit_scale": np.array(np.log(100.0), np.float32)}
     normal("vision_model.embeddings.patch_embedding.bias", IMAGE_HIDDEN)
     pair("text_model.head", IMAGE_HIDDEN, TEXT_HIDDEN)
     normal("vision_model.head.probe", 1, 1, IMAGE_HIDDEN)
@@ -126,4 +126,4 @@ def tensors(family: str) -> dict[str, Array]:
     norm("vision_model.head.layernorm", IMAGE_HIDDEN)
     pair("vision_model.head.mlp.fc1", INNER, IMAGE_HIDDEN)
     pair("vision_model.head.mlp.fc2", IMAGE_HIDDEN, INNER)
-    return made | {"logit_scale": np.array([np.log(10.0)], np.float32), "logit_bias": np.array([-12.5], np.float32)}
+    return weights | {"logit_scale": np.array([np.log(10.0)], np.float32), "logit_bias": np.array([-12.5], np.float32)}

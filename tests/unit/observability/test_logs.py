@@ -1,4 +1,4 @@
-"""Logs: the two formats, what may leave, and what happens to uvicorn's."""
+"""Logs: both formats, redaction, and uvicorn's loggers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shoal.observability.logs import Format, configure
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
-def written(stream: io.StringIO, format: Format = "auto", level: str = "info", **settings: Any) -> list[str]:
-    """Lines that one ordinary, one access, one debug and one library record leave."""
+def log_lines(stream: io.StringIO, format: Format = "auto", level: str = "info", **settings: Any) -> list[str]:
+    """Return the lines of an ordinary, an access, a debug and a library record."""
     with configure(level, format, stream=stream, environ=settings.pop("environ", {}), **settings):
         logging.getLogger("shoal.core").info("model %s is ready", "m")
         extra = {"method": "POST", "path": "/embed", "status": 200, "ms": 3.14159, "request_id": "r1", "tokens": 16}
@@ -32,9 +32,9 @@ def written(stream: io.StringIO, format: Format = "auto", level: str = "info", *
     return stream.getvalue().splitlines()
 
 
-def test_json_where_there_is_no_terminal() -> None:
+def test_json_without_a_terminal() -> None:
     """Each line is one JSON object with time, level, logger, message and the record's fields."""
-    ready, access = (json.loads(line) for line in written(io.StringIO()))
+    ready, access = (json.loads(line) for line in log_lines(io.StringIO()))
     assert ready["message"] == "model m is ready"
     assert ready["level"] == "info"
     assert ready["logger"] == "shoal.core"
@@ -44,10 +44,10 @@ def test_json_where_there_is_no_terminal() -> None:
     assert "model" not in access
 
 
-def test_colour_on_a_terminal_and_none_with_no_color() -> None:
-    """A terminal gets coloured text; NO_COLOR takes the colours, not the text."""
-    coloured = written(Terminal())
-    plain = written(Terminal(), environ={"NO_COLOR": "1"})
+def test_color_on_a_terminal_unless_no_color() -> None:
+    """A terminal gets colored text; NO_COLOR removes only the colors."""
+    coloured = log_lines(Terminal())
+    plain = log_lines(Terminal(), environ={"NO_COLOR": "1"})
     assert "\x1b[" in coloured[0]
     assert "\x1b" not in "".join(plain)
     assert "model m is ready" in plain[0]
@@ -55,8 +55,8 @@ def test_colour_on_a_terminal_and_none_with_no_color() -> None:
     assert "ms=3.1 " in plain[1]
 
 
-def test_a_line_about_no_batch_does_not_speak_of_one() -> None:
-    """The text of a probe's access line leaves out what is nought; the JSON keeps it."""
+def test_an_access_line_without_a_batch_omits_its_fields() -> None:
+    """The text of a probe's access line omits zeros; JSON has them."""
     extra = {"method": "GET", "path": "/health", "status": 200, "items": 0, "batch_size": 0, "queue_ms": 0.0}
     text, machine = Terminal(), io.StringIO()
     for stream in (text, machine):
@@ -66,26 +66,26 @@ def test_a_line_about_no_batch_does_not_speak_of_one() -> None:
     assert json.loads(machine.getvalue())["items"] == 0
 
 
-def test_text_can_be_had_without_a_terminal() -> None:
-    """`text` into a file is text without colours."""
-    lines = written(io.StringIO(), "text")
+def test_text_format_without_a_terminal() -> None:
+    """`text` into a file has no colors."""
+    lines = log_lines(io.StringIO(), "text")
     assert "\x1b" not in lines[0]
     assert "request_id=r1" in lines[1]
 
 
-def test_the_level_is_for_shoal_and_libraries_keep_to_warnings() -> None:
-    """`debug` adds Shoal's debug records and nobody else's info."""
-    lines = written(io.StringIO(), level="debug")
+def test_the_level_applies_to_shoal_only() -> None:
+    """`debug` adds Shoal's debug records only."""
+    lines = log_lines(io.StringIO(), level="debug")
     assert [json.loads(line)["message"] for line in lines] == ["model m is ready", "request", "detail"]
 
 
 def test_the_access_log_can_be_switched_off() -> None:
-    """Without it the other records stay."""
-    assert len(written(io.StringIO(), access=False)) == 1
+    """All other records stay."""
+    assert len(log_lines(io.StringIO(), access=False)) == 1
 
 
 def test_an_unknown_level_is_refused_with_the_known_ones() -> None:
-    """The message says what may be written instead."""
+    """The message lists the levels."""
     with (
         pytest.raises(ValueError, match="use one of debug, info"),
         configure("loud", stream=io.StringIO()),
@@ -94,8 +94,8 @@ def test_an_unknown_level_is_refused_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_inputs_and_keys_do_not_leave(format: Format) -> None:
-    """An attribute that is no known field is dropped; tokens in messages and fields are masked."""
+def test_inputs_and_keys_are_not_logged(format: Format) -> None:
+    """Unknown attributes are dropped; tokens in messages and fields are masked."""
     stream = io.StringIO()
     with configure(format=format, stream=stream):
         extra = {"body": "SECRET-INPUT", "path": "/x Bearer SECRET-PATH"}
@@ -105,7 +105,7 @@ def test_inputs_and_keys_do_not_leave(format: Format) -> None:
 
 
 def test_a_path_cannot_forge_a_line_or_steer_the_terminal() -> None:
-    """Control characters that a client sends are shown, not obeyed."""
+    """Control characters from a client are escaped."""
     stream = Terminal()
     with configure(stream=stream, environ={"NO_COLOR": "1"}):
         extra = {"method": "GET", "path": "/\n12:00 INFO forged\x1b[2J\u2028", "status": 404}
@@ -116,7 +116,7 @@ def test_a_path_cannot_forge_a_line_or_steer_the_terminal() -> None:
 
 @pytest.mark.parametrize("format", ["text", "json"])
 def test_an_error_keeps_its_traceback(format: Format) -> None:
-    """`exception` shows where it came from."""
+    """`exception` contains the traceback."""
     stream = io.StringIO()
     with configure(format=format, stream=stream):
         try:
@@ -127,8 +127,8 @@ def test_an_error_keeps_its_traceback(format: Format) -> None:
     assert "KeyError" in stream.getvalue()
 
 
-def test_uvicorn_is_folded_in_and_its_access_line_is_not() -> None:
-    """uvicorn's errors come out in Shoal's format; its access log stays silent."""
+def test_uvicorn_errors_are_logged_but_not_its_access_lines() -> None:
+    """uvicorn's errors use Shoal's format; its access log stays silent."""
     stream = io.StringIO()
     with configure(stream=stream):
         logging.getLogger("uvicorn.error").info("Started")
@@ -136,24 +136,24 @@ def test_uvicorn_is_folded_in_and_its_access_line_is_not() -> None:
     assert [json.loads(line)["logger"] for line in stream.getvalue().splitlines()] == ["uvicorn.error"]
 
 
-def test_the_caller_never_writes() -> None:
-    """Formatting and writing happen in a thread of their own, so that a slow terminal cannot stall the loop."""
+def test_records_are_written_in_a_thread() -> None:
+    """A separate thread formats and writes, so a slow terminal cannot block the loop."""
     writers: set[int] = set()
 
-    class Watching(io.StringIO):
+    class ThreadRecorder(io.StringIO):
         def write(self, text: str) -> int:
             writers.add(threading.get_ident())
             return super().write(text)
 
-    stream = Watching()
+    stream = ThreadRecorder()
     with configure(stream=stream):
         logging.getLogger("shoal").info("hello")
     assert "hello" in stream.getvalue()
     assert threading.get_ident() not in writers
 
 
-def test_a_record_that_cannot_be_formatted_costs_only_itself() -> None:
-    """A call with the wrong arguments leaves a line that says so, and the next record comes out."""
+def test_an_invalid_record_does_not_affect_others() -> None:
+    """A call with wrong arguments logs an error line, and the next record is written."""
     stream = io.StringIO()
     with configure(stream=stream):
         logging.getLogger("shoal").info("%d things", "many")
@@ -163,8 +163,8 @@ def test_a_record_that_cannot_be_formatted_costs_only_itself() -> None:
     assert json.loads(second)["message"] == "still here"
 
 
-def test_a_stream_that_is_gone_stops_nothing() -> None:
-    """Writing to a closed pipe is given up quietly; closing still ends."""
+def test_a_closed_stream_is_ignored() -> None:
+    """Errors of a closed pipe are ignored; closing still completes."""
     stream = io.StringIO()
     with configure(stream=stream):
         stream.close()
@@ -172,8 +172,8 @@ def test_a_stream_that_is_gone_stops_nothing() -> None:
     assert "logs" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_many_records_come_out_in_order() -> None:
-    """Nothing is lost or reordered between the callers and the writing thread."""
+def test_records_stay_in_order() -> None:
+    """No record is lost or reordered on the way to the writer thread."""
     stream = io.StringIO()
     with configure(stream=stream):
         for number in range(1000):
@@ -181,8 +181,8 @@ def test_many_records_come_out_in_order() -> None:
     assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == [str(n) for n in range(1000)]
 
 
-def test_closing_puts_the_loggers_back() -> None:
-    """On leaving, the root has the handlers that it had before."""
+def test_closing_restores_the_loggers() -> None:
+    """On exit the root logger has its previous handlers."""
     root = logging.getLogger()
     before, threads = list(root.handlers), logging.logThreads
     with configure(stream=io.StringIO()):
@@ -192,5 +192,5 @@ def test_closing_puts_the_loggers_back() -> None:
 
 
 def test_every_field_is_named_once() -> None:
-    """The list of what may leave has no duplicates."""
+    """The allow-list has no duplicates."""
     assert len(set(logs.FIELDS)) == len(logs.FIELDS)

@@ -1,4 +1,4 @@
-"""The Prometheus observer: what it counts, that the counts balance, and that clients cannot grow it."""
+"""The Prometheus observer: its metrics, that the counts balance, and that clients cannot add series without limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shoal.types import BatchFacts, Embedded
 Key = tuple[str, frozenset[tuple[str, str]]]
 
 
-def parsed(observer: PrometheusObserver) -> dict[Key, float]:
+def parse_metrics(observer: PrometheusObserver) -> dict[Key, float]:
     families: Iterable[Metric] = text_string_to_metric_families(observer.render().decode())
     samples = (sample for family in families for sample in family.samples)
     return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
@@ -42,11 +42,11 @@ def observer() -> PrometheusObserver:
     return PrometheusObserver(lambda: [("m", "ready"), ("n", "loading")], lambda: [("m", 3, 70)])
 
 
-def test_one_request_is_counted_in_every_place(observer: PrometheusObserver) -> None:
-    """An accepted and answered request shows in received, outcome, items, tokens, truncation and its time."""
+def test_one_request_is_counted_in_every_metric(observer: PrometheusObserver) -> None:
+    """An answered request appears in received, outcome, items, tokens, truncation and duration."""
     observer.accepted("m", "embed", 2, "interactive")
     observer.finished("m", "embed", "ok", 0.0042, answer(16, 100, truncated=1))
-    samples = parsed(observer)
+    samples = parse_metrics(observer)
     assert (
         value(samples, "shoal_requests_received_total", **{"model": "m", "task": "embed", "class": "interactive"}) == 1
     )
@@ -61,19 +61,19 @@ def test_one_request_is_counted_in_every_place(observer: PrometheusObserver) -> 
 
 
 def test_stages_come_from_the_answer_s_facts(observer: PrometheusObserver) -> None:
-    """Tokenising, waiting and the engine's time are read from the result, finishing from the batch."""
+    """Tokenizing, waiting and engine times come from the result, finishing from the batch."""
     facts = BatchFacts(prepare_ms=0.04, queue_ms=3.0, infer_ms=20.0)
     observer.accepted("m", "embed", 1, "interactive")
     observer.finished("m", "embed", "ok", 0.024, Embedded(vectors=np.zeros((1, 4)), tokens=[5], facts=facts))
     observer.batched(BatchReport("m", "r", 1, 5, 5, "idle", 0.02, finish_seconds=0.001))
-    samples = parsed(observer)
+    samples = parse_metrics(observer)
     for stage, seconds in (("prepare", 0.00004), ("queue", 0.003), ("infer", 0.02), ("finish", 0.001)):
         assert value(samples, "shoal_stage_seconds_sum", model="m", stage=stage) == pytest.approx(seconds)
         assert value(samples, "shoal_stage_seconds_count", model="m", stage=stage) == 1
 
 
 def test_received_balances_finished_and_in_flight(observer: PrometheusObserver) -> None:
-    """At any moment received = ok + failed + cancelled + in flight, over many random histories."""
+    """At any time received = ok + failed + cancelled + in flight, over many random histories."""
     draw = random.Random(7)
     open_requests: list[str] = []
     for _ in range(2000):
@@ -84,7 +84,7 @@ def test_received_balances_finished_and_in_flight(observer: PrometheusObserver) 
         else:
             open_requests.append(draw.choice(["m", "n"]))
             observer.accepted(open_requests[-1], "embed", 1, draw.choice(["interactive", "bulk"]))
-    samples = parsed(observer)
+    samples = parse_metrics(observer)
     assert len(open_requests) > 0
     assert total(samples, "shoal_requests_in_flight") == len(open_requests)
     assert total(samples, "shoal_requests_received_total") == total(samples, "shoal_requests_total") + len(
@@ -99,7 +99,7 @@ def test_received_balances_finished_and_in_flight(observer: PrometheusObserver) 
 
 
 def test_batches_show_size_padding_and_flush(observer: PrometheusObserver) -> None:
-    """A batch counts by replica and flush; real and computed tokens tell the share of padding; errors count by kind."""
+    """A batch counts by replica and flush; real and computed tokens give the padding; errors count by kind."""
     observer.batched(
         BatchReport(model="m", replica="a", items=16, tokens=200, padded_tokens=256, flush="full", seconds=0.01)
     )
@@ -108,7 +108,7 @@ def test_batches_show_size_padding_and_flush(observer: PrometheusObserver) -> No
             model="m", replica="a", items=1, tokens=10, padded_tokens=16, flush="idle", seconds=0.002, error="backend"
         )
     )
-    samples = parsed(observer)
+    samples = parse_metrics(observer)
     assert value(samples, "shoal_batches_total", model="m", replica="a", flush="full") == 1
     assert value(samples, "shoal_batch_size_bucket", model="m", le="8.0") == 1
     assert value(samples, "shoal_batch_size_bucket", model="m", le="16.0") == 2
@@ -119,8 +119,8 @@ def test_batches_show_size_padding_and_flush(observer: PrometheusObserver) -> No
 
 
 def test_gauges_are_read_when_scraped(observer: PrometheusObserver) -> None:
-    """Queue and model state come from the callbacks at the moment of the scrape."""
-    samples = parsed(observer)
+    """Queue and model state come from callbacks during the scrape."""
+    samples = parse_metrics(observer)
     assert value(samples, "shoal_queue_items", model="m") == 3
     assert value(samples, "shoal_queue_tokens", model="m") == 70
     assert value(samples, "shoal_model_state", model="m", state="ready") == 1
@@ -128,72 +128,72 @@ def test_gauges_are_read_when_scraped(observer: PrometheusObserver) -> None:
     assert value(samples, "shoal_model_state", model="n", state="loading") == 1
 
 
-def test_names_that_clients_invent_are_one_series(observer: PrometheusObserver) -> None:
-    """Ten thousand unknown models leave as many series behind as one does."""
+def test_invented_names_share_one_series(observer: PrometheusObserver) -> None:
+    """Ten thousand unknown models add as many series as one."""
     observer.finished("invented", "embed", "model_not_found", 0.0, None)
-    before = len(parsed(observer))
+    before = len(parse_metrics(observer))
     for number in range(10_000):
         observer.finished(f"invented-{number}", "embed", "model_not_found", 0.0, None)
-    samples = parsed(observer)
+    samples = parse_metrics(observer)
     assert len(samples) == before
     assert value(samples, "shoal_requests_total", model=UNKNOWN, task="embed", outcome="model_not_found") == 10_001
 
 
 def test_models_loaded_over_time_are_bounded() -> None:
-    """A server that loads ever new names stops making labels of them at MAX_MODELS."""
+    """After MAX_MODELS names the server adds no labels."""
     current = [("none", "ready")]
     observer = PrometheusObserver(lambda: current)
     for number in range(MAX_MODELS + 50):
         current[0] = (f"m{number}", "ready")
         observer.batched(BatchReport(f"m{number}", "r", 1, 5, 5, "idle", 0.02, finish_seconds=0.001))
-    samples = parsed(observer)
+    samples = parse_metrics(observer)
     assert value(samples, "shoal_stage_seconds_count", model=UNKNOWN, stage="finish") == 50
 
 
 def test_a_model_that_is_loaded_later_gets_its_own_series() -> None:
-    """Before it is served a name counts as unknown; from then on under its own label."""
+    """A name counts as unknown until it is served."""
     served: list[tuple[str, str]] = []
     observer = PrometheusObserver(lambda: served)
     observer.accepted("late", "embed", 1, "bulk")
     served.append(("late", "ready"))
     observer.accepted("late", "embed", 1, "bulk")
-    samples = parsed(observer)
+    samples = parse_metrics(observer)
     for model in (UNKNOWN, "late"):
         labels = {"model": model, "task": "embed", "class": "bulk"}
         assert value(samples, "shoal_requests_received_total", **labels) == 1
 
 
 def test_refusals_count_by_reason_and_leave_the_balance_alone(observer: PrometheusObserver) -> None:
-    """A request that is turned away shows as refused and never as received."""
+    """A refused request counts as refused and not as received."""
     observer.refused("overloaded")
-    samples = parsed(observer)
+    samples = parse_metrics(observer)
     assert value(samples, "shoal_refused_total", reason="overloaded") == 1
     assert total(samples, "shoal_requests_received_total") == 0
 
 
 def test_two_observers_share_nothing(observer: PrometheusObserver) -> None:
-    """Each has a registry of its own, so that two servers in one process do not mix."""
+    """Each has its own registry, so servers in one process stay separate."""
     observer.refused("overloaded")
-    assert total(parsed(PrometheusObserver()), "shoal_refused_total") == 0
+    assert total(parse_metrics(PrometheusObserver()), "shoal_refused_total") == 0
 
 
-def test_the_process_shows(observer: PrometheusObserver) -> None:
-    """Memory and processor time of the process are part of a scrape."""
-    samples = parsed(observer)
+def test_process_metrics_are_included(observer: PrometheusObserver) -> None:
+    """Memory and CPU time of the process are part of a scrape."""
+    samples = parse_metrics(observer)
     assert value(samples, "process_resident_memory_bytes") > 1e6
     assert value(samples, "process_cpu_seconds_total") > 0
 
 
-async def test_loop_lag_is_what_the_timer_was_late(observer: PrometheusObserver) -> None:
-    """A timer of 100 ms that fires after 130 ms is a lag of 30 ms; one that fires early is none."""
+async def test_loop_lag_is_the_timer_delay(observer: PrometheusObserver) -> None:
+    """A timer of 100 ms that fires after 130 ms has a lag of 30 ms; an early one has none."""
     moments = iter([0.0, 0.13, 1.0, 1.0999])
-    seen: list[float] = []
+    lags: list[float] = []
     done = asyncio.Event()
 
     def record(seconds: float) -> None:
-        seen.append(seconds)
+        lags.append(seconds)
         observer.record_lag(seconds)
-        if len(seen) == 2:
+        if len(lags) == 2:
             done.set()
 
     async def sleep(seconds: float) -> None:
@@ -205,7 +205,7 @@ async def test_loop_lag_is_what_the_timer_was_late(observer: PrometheusObserver)
 
     async with measure_loop_lag(record, sleep=sleep, clock=clock):
         await done.wait()
-    assert seen[:2] == pytest.approx([0.03, 0.0])
+    assert lags[:2] == pytest.approx([0.03, 0.0])
 
 
 async def test_loop_lag_stops_with_its_block() -> None:
@@ -217,13 +217,13 @@ async def test_loop_lag_stops_with_its_block() -> None:
 
 
 def test_generations_show_tokens_and_their_times(observer: PrometheusObserver) -> None:
-    """Once a request: its tokens, the wait for the first, the mean of the others; a refused one shows no times."""
+    """Once per request: its tokens, the time to the first, and the mean of the others; a refused one has no times."""
     observer.generated(GenerationReport("m", 7, 5, 0.2, 1.0))
     observer.generated(GenerationReport("m", 3, 1, 0.2, 0.3))
     observer.generated(GenerationReport("m", 0, 0, None, 0.1))
     observer.generated(GenerationReport("invented", 1, 1, None, 0.1))
     observer.generated(GenerationReport("invented too", 1, 1, None, 0.1))
-    samples = parsed(observer)
+    samples = parse_metrics(observer)
     assert value(samples, "shoal_prompt_tokens_total", model="m") == 10
     assert value(samples, "shoal_generated_tokens_total", model="m") == 6
     assert value(samples, "shoal_first_token_seconds_count", model="m") == 2

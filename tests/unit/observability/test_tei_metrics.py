@@ -16,11 +16,11 @@ from shoal.types import BatchFacts, Embedded, Result, Scored, TaskKind
 FACTS = BatchFacts(size=2, prepare_ms=2.0, queue_ms=20.0, infer_ms=200.0)
 
 
-def embedded(*tokens: int) -> Embedded:
+def embed_result(*tokens: int) -> Embedded:
     return Embedded(vectors=np.zeros((len(tokens), 1), np.float32), tokens=list(tokens), facts=FACTS)
 
 
-def ran(metrics: Observer, result: Result, task: TaskKind = "embed", seconds: float = 0.25) -> None:
+def run_request(metrics: Observer, result: Result, task: TaskKind = "embed", seconds: float = 0.25) -> None:
     metrics.accepted("m", task, len(result.tokens), "interactive")
     metrics.finished("m", task, "ok", seconds, result)
 
@@ -32,32 +32,32 @@ def samples(metrics: TeiMetrics) -> dict[str, float]:
 
 
 def test_a_series_appears_with_its_first_use() -> None:
-    """But for the gauge."""
+    """Only the gauge is always present."""
     assert TeiMetrics().render() == b"# TYPE te_queue_size gauge\nte_queue_size 0\n\n"
 
 
 def test_requests_and_items() -> None:
     """Requests count by whether they hold one input; embed and predict count inputs."""
     metrics = TeiMetrics()
-    ran(metrics, embedded(5))
-    ran(metrics, embedded(5, 7, 9))
-    ran(metrics, Scored(scores=np.zeros((2, 1), np.float32), tokens=[3, 4], facts=FACTS), "rerank")
-    ran(metrics, Scored(scores=np.zeros((1, 3), np.float32), tokens=[3], facts=FACTS), "classify")
-    found = samples(metrics)
-    assert found['te_request_count{method="single"}'] == found['te_request_success{method="single"}'] == 2
-    assert found['te_request_count{method="batch"}'] == found['te_request_success{method="batch"}'] == 2
-    assert found["te_embed_count"] == found["te_embed_success"] == found["te_embed_duration_count"] == 4
-    assert found["te_predict_count"] == found["te_predict_success"] == found["te_predict_duration_count"] == 3
-    assert found["te_request_duration_count"] == 4
-    assert found["te_request_duration_sum"] == 1.0
-    assert found["te_request_tokenization_duration_sum"] == pytest.approx(0.008)
-    assert found["te_embed_queue_duration_sum"] == pytest.approx(0.08)
-    assert found["te_predict_inference_duration_sum"] == pytest.approx(0.6)
-    assert found["te_request_input_length_sum"] == 36
-    assert found['te_request_input_length_bucket{le="4"}'] == 3
+    run_request(metrics, embed_result(5))
+    run_request(metrics, embed_result(5, 7, 9))
+    run_request(metrics, Scored(scores=np.zeros((2, 1), np.float32), tokens=[3, 4], facts=FACTS), "rerank")
+    run_request(metrics, Scored(scores=np.zeros((1, 3), np.float32), tokens=[3], facts=FACTS), "classify")
+    values = samples(metrics)
+    assert values['te_request_count{method="single"}'] == values['te_request_success{method="single"}'] == 2
+    assert values['te_request_count{method="batch"}'] == values['te_request_success{method="batch"}'] == 2
+    assert values["te_embed_count"] == values["te_embed_success"] == values["te_embed_duration_count"] == 4
+    assert values["te_predict_count"] == values["te_predict_success"] == values["te_predict_duration_count"] == 3
+    assert values["te_request_duration_count"] == 4
+    assert values["te_request_duration_sum"] == 1.0
+    assert values["te_request_tokenization_duration_sum"] == pytest.approx(0.008)
+    assert values["te_embed_queue_duration_sum"] == pytest.approx(0.08)
+    assert values["te_predict_inference_duration_sum"] == pytest.approx(0.6)
+    assert values["te_request_input_length_sum"] == 36
+    assert values['te_request_input_length_bucket{le="4"}'] == 3
 
 
-def test_generation_is_none_of_its_business() -> None:
+def test_generation_is_not_counted() -> None:
     """The original does not generate."""
     metrics = TeiMetrics()
     metrics.accepted("m", "generate", 1, "interactive")
@@ -78,23 +78,23 @@ def test_generation_is_none_of_its_business() -> None:
     ],
 )
 def test_failures(kind: str, err: str) -> None:
-    """By what the original calls them; of requests that are counted as such, on routes that batch."""
+    """Labeled with the original's names, for counted requests on batched routes."""
     metrics = TeiMetrics()
     metrics.refused(kind)
     metrics.accepted("m", "embed", 2, "interactive")
     metrics.finished("m", "embed", kind, 0.1, None)
-    found = samples(metrics)
-    assert found[f'te_request_failure{{err="{err}"}}'] == found['te_request_count{method="batch"}'] == 1
-    assert 'te_request_success{method="batch"}' not in found
+    values = samples(metrics)
+    assert values[f'te_request_failure{{err="{err}"}}'] == values['te_request_count{method="batch"}'] == 1
+    assert 'te_request_success{method="batch"}' not in values
 
 
 def test_failures_that_the_original_does_not_have() -> None:
-    """A wrong key, an unknown path, what a route turned away itself: no series."""
+    """A wrong key, an unknown path and refusals by a route have no series."""
     metrics = TeiMetrics()
     for kind in ("unauthorized", "route_not_found", "malformed"):
         assert kind not in ERRORS
         metrics.refused(kind)
-    metrics.refused("model_not_found")  # on any route, of a model's card or of a chat
+    metrics.refused("model_not_found")  # on any route, for a model's card and for a chat
     assert set(samples(metrics)) == {"te_queue_size"}
 
 
@@ -102,35 +102,35 @@ def test_batches_and_the_queue() -> None:
     """Sizes in items and in padded tokens; the queue is that of all models."""
     metrics = TeiMetrics(queues=lambda: [("a", 3, 30), ("b", 4, 40)])
     metrics.batched(BatchReport("m", "r", 5, 40, 64, "idle", 0.01))
-    found = samples(metrics)
-    assert found["te_queue_size"] == 7
-    assert (found["te_batch_next_size_sum"], found["te_batch_next_tokens_sum"]) == (5, 64)
-    assert found['te_batch_next_size_bucket{le="4"}'] == 0
-    assert found['te_batch_next_size_bucket{le="8"}'] == 1
-    assert found['te_batch_next_tokens_bucket{le="1048576"}'] == 1
+    values = samples(metrics)
+    assert values["te_queue_size"] == 7
+    assert (values["te_batch_next_size_sum"], values["te_batch_next_tokens_sum"]) == (5, 64)
+    assert values['te_batch_next_size_bucket{le="4"}'] == 0
+    assert values['te_batch_next_size_bucket{le="8"}'] == 1
+    assert values['te_batch_next_tokens_bucket{le="1048576"}'] == 1
 
 
 def test_buckets() -> None:
-    """Thirty-five bounds, each half as large again as the one before, from 15 microseconds to 14.6 seconds."""
+    """Thirty-five bounds, each 1.5 times the one before, from 15 microseconds to 14.6 seconds."""
     assert len(DURATIONS) == 35
     assert DURATIONS[0] == 0.00001 * 1.5
     assert DURATIONS[-1] == pytest.approx(14.56, rel=1e-3)
     metrics = TeiMetrics()
-    ran(metrics, embedded(1), seconds=1e-9)
+    run_request(metrics, embed_result(1), seconds=1e-9)
     text = metrics.render().decode()
     assert 'te_request_duration_bucket{le="0.000015000000000000002"} 1' in text
     assert "te_request_duration_sum 0.000000001\n" in text
     bounds = re.findall(r'te_batch_next_size_bucket\{le="(.*?)"', text)
-    assert bounds == []  # there was no batch
+    assert bounds == []  # without a batch
     assert len(re.findall("te_request_input_length_bucket", text)) == 21
     assert not re.search(r"\d[eE][-+]?\d", text)
 
 
 def test_the_form() -> None:
-    """Types without help, no suffix on counters, and a text that Prometheus reads beside Shoal's own."""
+    """Types without help, no suffix on counters, and text that Prometheus parses beside Shoal's own."""
     inner = PrometheusObserver(lambda: [("m", "ready")])
     metrics = TeiMetrics(inner)
-    ran(metrics, embedded(5))
+    run_request(metrics, embed_result(5))
     text = (inner.render() + metrics.render()).decode()
     assert "# TYPE te_request_count counter\n" in text
     assert '\nte_request_count{method="single"} 1\n' in text
@@ -141,7 +141,7 @@ def test_the_form() -> None:
 
 
 class RecordingObserver(Observer):
-    """Notes which of its methods were called."""
+    """Records the names of its called methods."""
 
     def __init__(self) -> None:
         self.called: set[str] = set()
@@ -152,19 +152,19 @@ class RecordingObserver(Observer):
         return super().__getattribute__(name)
 
 
-def test_everything_is_passed_on() -> None:
-    """All methods that there are."""
+def test_every_call_is_forwarded() -> None:
+    """For every method."""
     hearing = RecordingObserver()
     metrics = TeiMetrics(hearing)
     metrics.refused("empty")
-    ran(metrics, embedded(1))
+    run_request(metrics, embed_result(1))
     metrics.batched(BatchReport("m", "r", 1, 1, 1, "idle", 0.01))
     metrics.generated(GenerationReport("m", 1, 1, None, 0.1))
     assert hearing.called == {name for name in vars(Observer) if not name.startswith("_")}
 
 
 def test_the_proxys_own_names() -> None:
-    """As triton-grpc-proxy tells of its requests, each a batch; nothing else is counted."""
+    """The names of triton-grpc-proxy, with each request as a batch; nothing else is counted."""
     metrics = ProxyMetrics()
     result = Embedded(vectors=np.zeros((2, 4), np.float32), tokens=[3, 3], facts=FACTS)
     metrics.finished("m", "embed", "ok", 0.5, result)

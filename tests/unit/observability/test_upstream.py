@@ -1,4 +1,4 @@
-"""Backends' own counts on the metrics page."""
+"""Backend counters on the metrics page."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def test_counts_of_each_replica_are_shown() -> None:
     """Requests by outcome, seconds by stage, items, and batches by size."""
     observer = PrometheusObserver()
     observer.record_backends([("org/m", 0, STATS), ("org/m", 1, ModelStats(name="m"))])
-    found = lines(observer)
-    assert 'shoal_backend_requests_total{model="org/m",outcome="success",replica="0"} 9.0' in found
-    assert 'shoal_backend_requests_total{model="org/m",outcome="fail",replica="0"} 2.0' in found
-    assert 'shoal_backend_seconds_total{model="org/m",replica="0",stage="queue"} 0.25' in found
-    assert 'shoal_backend_seconds_total{model="org/m",replica="0",stage="compute_infer"} 4.0' in found
-    assert 'shoal_backend_items_total{model="org/m",replica="0"} 40.0' in found
-    assert 'shoal_backend_items_total{model="org/m",replica="1"} 0.0' in found
-    assert 'shoal_backend_batches_total{model="org/m",replica="0",size="8"} 4.0' in found
+    metric_lines = lines(observer)
+    assert 'shoal_backend_requests_total{model="org/m",outcome="success",replica="0"} 9.0' in metric_lines
+    assert 'shoal_backend_requests_total{model="org/m",outcome="fail",replica="0"} 2.0' in metric_lines
+    assert 'shoal_backend_seconds_total{model="org/m",replica="0",stage="queue"} 0.25' in metric_lines
+    assert 'shoal_backend_seconds_total{model="org/m",replica="0",stage="compute_infer"} 4.0' in metric_lines
+    assert 'shoal_backend_items_total{model="org/m",replica="0"} 40.0' in metric_lines
+    assert 'shoal_backend_items_total{model="org/m",replica="1"} 0.0' in metric_lines
+    assert 'shoal_backend_batches_total{model="org/m",replica="0",size="8"} 4.0' in metric_lines
 
 
-def test_without_backends_there_is_nothing() -> None:
-    """A server of local models shows no empty families."""
+def test_without_backends_there_are_no_series() -> None:
+    """A server of local models has no empty families."""
     assert not lines(PrometheusObserver())

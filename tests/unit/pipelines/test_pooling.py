@@ -1,4 +1,4 @@
-"""Token vectors to sentence vectors, against the reference that models are verified with."""
+"""Token vectors to sentence vectors, compared with the reference for verification."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tokens(rows: int, length: int, *, seed: int = 0, width: int = WIDTH) -> Arra
 
 
 def test_the_modes_are_those_of_the_graphs() -> None:
-    """What a graph can pool is pooled here as well, and nothing else."""
+    """The modes of graphs and of this module are the same."""
     assert set(MODES) == set(head._POOLINGS)
 
 
@@ -34,7 +34,7 @@ def test_the_modes_are_those_of_the_graphs() -> None:
     half=st.booleans(),
 )
 def test_every_mode_is_the_references(sizes: list[tuple[int, int]], mode: str, seed: int, half: bool) -> None:
-    """Any lengths and skips, also past the end; computed in float32 from any type; padding holds NaN."""
+    """For any lengths and skips, also past the end; computed in float32 from any type; padding holds NaN."""
     values = tokens(len(sizes), 9, seed=seed).astype(np.float16 if half else np.float32)
     for row, (length, _) in enumerate(sizes):
         values[row, length:] = np.nan
@@ -56,7 +56,7 @@ def test_several_modes_stand_side_by_side() -> None:
 
 
 def test_padding_rows_are_left_out() -> None:
-    """The answer has a row a text, whatever the engine's batch held beside them."""
+    """The result has one row per text, whatever the size of the engine's batch."""
     assert pool(tokens(4, 3), [3, 3], [0, 0], "mean").shape == (2, WIDTH)
 
 
@@ -69,7 +69,7 @@ def test_half_precision_sums_do_not_overflow(mode: str) -> None:
 
 
 def test_memory_stays_small() -> None:
-    """One text at a time is widened, never the batch."""
+    """One text at a time is converted to float32, never the batch."""
     values = tokens(64, 128, width=64).astype(np.float16)
     tracemalloc.start()
     try:
@@ -82,6 +82,6 @@ def test_memory_stays_small() -> None:
 
 @pytest.mark.parametrize("pooling", ["median", "mean+", "", "cls+median"])
 def test_unknown_modes_are_refused(pooling: str) -> None:
-    """With those that there are."""
+    """The error lists the known modes."""
     with pytest.raises(ModelFileError, match="Shoal knows cls, max, mean"):
         check_modes(pooling)

@@ -38,7 +38,7 @@ def test_sigmoid_is_of_each_label(logits: list[float]) -> None:
 
 @pytest.mark.parametrize("activation", ["identity", "sigmoid", "softmax"])
 def test_raw_rows_stay_as_they_are_beside_others(activation: Activation) -> None:
-    """Each row has what was asked of it."""
+    """Each row has its own activation."""
     logits: Array = np.array([[1.0, -2.0], [1.0, -2.0]], dtype=np.float32)
     raw, scored = score_rows(logits, activation, [True, False])
     np.testing.assert_array_equal(raw, logits[0])
@@ -48,7 +48,7 @@ def test_raw_rows_stay_as_they_are_beside_others(activation: Activation) -> None
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("activation", ["identity", "sigmoid", "softmax"])
 def test_a_row_that_is_no_number_fails_alone(bad: float, activation: Activation) -> None:
-    """Whatever the activation would make of it."""
+    """For every activation."""
     logits: Array = np.array([[1.0, 2.0], [bad, 2.0], [3.0, 4.0]], dtype=np.float16)
     first, second, third = score_rows(logits, activation, [False, True, False])
     assert isinstance(second, NotFinite)

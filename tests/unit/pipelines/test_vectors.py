@@ -31,7 +31,7 @@ def expected(row: Array, shape: Shape) -> Array:
     seed=st.integers(0, 99),
 )
 def test_each_row_is_cut_and_then_normalised(shapes: list[Shape], seed: int) -> None:
-    """Any mix of shapes: each row has its own length and norm, in order, float32 and contiguous."""
+    """For any mix of shapes: each row has its own length and norm, in order, in contiguous float32."""
     source = rows(len(shapes), seed=seed)
     for row, shape, entry in zip(source, shapes, shape_rows(source, shapes), strict=True):
         vector = good(entry)
@@ -52,7 +52,7 @@ def test_equal_shapes_share_one_array(shape: Shape) -> None:
 
 
 def test_the_engines_rows_are_not_changed() -> None:
-    """Shaping leaves the engine's output as it was: another item may still want it."""
+    """The engine's output stays unchanged, because another item may use it."""
     source = rows(3)
     before = source.copy()
     source[1, 0] = before[1, 0] = np.nan
@@ -63,7 +63,7 @@ def test_the_engines_rows_are_not_changed() -> None:
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("shapes", [[(None, True)] * 3, [(None, True), (2, False), (4, True)]])
 def test_a_bad_row_fails_alone(poison: float, shapes: list[Shape]) -> None:
-    """NaN or infinity anywhere in a row fails that row; its neighbours are as without it."""
+    """NaN or infinity anywhere in a row fails only that row."""
     source = rows(3)
     clean = [good(entry) for entry in shape_rows(source, shapes)]
     source[1, 7] = poison

@@ -1,4 +1,4 @@
-"""Small tokenizers of the three kinds that models come with, saved as a tokenizer.json that pads and truncates."""
+"""Small tokenizers of the three supported kinds, saved as a tokenizer.json with padding and truncation."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def unigram(split: bool = True) -> Tokenizer:
 
 
 def unsplit() -> Tokenizer:
-    """A tokenizer whose words are not on their own: long texts may not be cut."""
+    """A tokenizer whose words are not tokenized separately: long texts must not be cut."""
     return unigram(split=False)
 
 
@@ -86,7 +86,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {"wordpiece": wordpiece, "byte_bpe":
 
 
 def save(raw: Tokenizer, folder: Path) -> Path:
-    """Saved with a padding and a truncation of its own, which nobody may follow."""
+    """Save with padding and truncation, which Shoal must ignore."""
     raw.enable_padding(length=9)
     raw.enable_truncation(7)
     raw.save(str(folder / "tokenizer.json"))

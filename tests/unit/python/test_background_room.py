@@ -1,4 +1,4 @@
-"""Who waits for room at the gateway: in order, and nobody for ever."""
+"""Waiting for room in the gateway: in order, without starvation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.python.background import _ItemLimiter
 
 
 class Caller:
-    """Calls of so many items, each until it is let out."""
+    """Makes calls with a number of items, each of which lasts until `leave`."""
 
     def __init__(self, limiter: _ItemLimiter) -> None:
         self.limiter = limiter
@@ -43,7 +43,7 @@ def caller() -> Caller:
     return Caller(_ItemLimiter(10))
 
 
-async def test_a_large_call_is_not_passed_by_small_ones(caller: Caller) -> None:
+async def test_small_calls_do_not_overtake_a_large_one(caller: Caller) -> None:
     tasks = [caller.come("a", 3), caller.come("b", 3)]
     await run_loop()
     tasks += [caller.come("large", 12), caller.come("c", 3)]
@@ -62,7 +62,7 @@ async def test_a_large_call_is_not_passed_by_small_ones(caller: Caller) -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_all_that_fit_go_in_at_once(caller: Caller) -> None:
+async def test_all_calls_that_fit_are_admitted_at_once(caller: Caller) -> None:
     tasks = [caller.come("full", 10)]
     await run_loop()
     tasks += [caller.come(name, 5) for name in "abc"]
@@ -75,7 +75,7 @@ async def test_all_that_fit_go_in_at_once(caller: Caller) -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_who_gives_up_holds_up_nobody(caller: Caller) -> None:
+async def test_a_cancelled_waiter_blocks_no_other(caller: Caller) -> None:
     tasks = [caller.come("a", 5)]
     await run_loop()
     large = caller.come("large", 10)
@@ -91,13 +91,13 @@ async def test_who_gives_up_holds_up_nobody(caller: Caller) -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_who_gives_up_when_let_in_leaves_the_room_to_others(caller: Caller) -> None:
+async def test_a_waiter_cancelled_on_admission_frees_its_room(caller: Caller) -> None:
     async with caller.limiter.admit(10):
         large = caller.come("large", 10)
         await run_loop()
         small = caller.come("small", 10)
         await run_loop()
-    large.cancel()  # it is inside, and does not know it yet
+    large.cancel()  # it is admitted, but has not resumed yet
     await run_loop()
     assert caller.inside == ["small"]
     caller.leave("small")

@@ -13,15 +13,15 @@ from tests.unit.core.conftest import run_virtual
 
 
 class Cycle:
-    """Only the collector can free it."""
+    """An object that only the collector can free."""
 
     def __init__(self) -> None:
         self.own = self
 
 
 @pytest.fixture(autouse=True)
-def thawed() -> Iterator[None]:
-    """The rest of the tests keep the collector that they had."""
+def restore_frozen_objects() -> Iterator[None]:
+    """Check that the test left the collector as the other tests need it."""
     yield
     assert gc.get_freeze_count() == 0
     assert gc.get_threshold() != THRESHOLDS
@@ -36,7 +36,7 @@ def restore_gc() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("restore_gc")
-def test_what_is_there_is_looked_at_no_more() -> None:
+def test_existing_objects_are_frozen() -> None:
     collect_and_freeze()
     frozen = gc.get_freeze_count()
     assert frozen > 10_000
@@ -44,8 +44,8 @@ def test_what_is_there_is_looked_at_no_more() -> None:
 
 
 @pytest.mark.usefixtures("restore_gc")
-def test_what_was_left_since_is_freed() -> None:
-    """A model that was there the last time, and is part of a cycle, goes when it is gone."""
+def test_later_garbage_is_freed() -> None:
+    """A frozen model in a reference cycle is freed after its removal."""
     model = Cycle()
     reference = weakref.ref(model)
     collect_and_freeze()
@@ -56,8 +56,8 @@ def test_what_was_left_since_is_freed() -> None:
     assert reference() is None
 
 
-def test_it_settles_when_models_come_or_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, then after each change and not without one; what it changed is put back on leaving."""
+def test_it_freezes_after_each_model_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start and after each change only; the collector's settings are restored at the end."""
     settlings: list[float] = []
 
     async def main() -> None:

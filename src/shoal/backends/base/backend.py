@@ -1,4 +1,4 @@
-"""The interface between the composition root and the backends: what a backend implements and what it is given.
+"""The interface between the composition root and the backends: what a backend implements, and the resources it gets.
 
 Backend classes are imported before they are used, so this module and the backend packages import little. Methods import
 the rest.
@@ -110,7 +110,7 @@ class Backend:
     @classmethod
     def explain_no_files(cls, settings: Settings) -> str:
         """Explain why file-based models cannot run here; "" if they can."""
-        return f"{cls.name} runs no models of files"
+        return f"{cls.name} does not run file-based models"
 
     def __init__(self, resources: Resources) -> None:
         self.resources = resources
@@ -140,15 +140,15 @@ class Backend:
         raise NotImplementedError
 
     async def has_model(self, target: Target) -> bool:
-        """Return whether a file-based model can be opened without its files. Cheap; an unreachable place counts as
-        empty."""
+        """Return whether a file-based model can be opened without its files. Cheap; an unreachable place has no
+        models."""
         return False
 
     async def entries(self) -> list[Entry]:
-        """List the file-based models that are stored here. A place that cannot be reached now is left out."""
+        """List the file-based models that are stored here. An unreachable place is left out."""
         return []
 
     async def remove(self, name: str) -> bool:
-        """Delete a model's files that are stored here. Returns False if there were none. Raises Forbidden for others'
-        files."""
+        """Delete a model's files that are stored here. Returns False if there were none. Raises Forbidden for files
+        that Shoal did not write."""
         return False

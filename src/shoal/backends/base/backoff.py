@@ -1,4 +1,4 @@
-"""Waiting for servers: the pauses between attempts, and the first of several that answers."""
+"""Waits for servers: the pauses between attempts, and a search for the first of several servers that answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 Notify = Callable[[str], None]
-"""Receives what a model waits for, in words."""
+"""Receives a message about the server that a model waits for."""
 
 RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Pauses of an opener or a health check that waits for a server."""
@@ -26,9 +26,9 @@ def retry_pauses(pauses: Sequence[float] = ()) -> Iterator[float]:
 async def find_first(
     ask: Callable[[int], Awaitable[T]], addresses: Sequence[object], waits: tuple[type[Exception], ...], note: Notify
 ) -> tuple[int, T]:
-    """Ask the servers of these addresses in turn, by their place, until one answers. Return its place and its answer.
+    """Ask the servers at these addresses in turn until one answers. Return its index and its answer.
 
-    `waits` are the errors of a server that may answer later: `note` receives them. Other errors are raised.
+    `waits` are the errors after which a server may answer later: `note` receives them. Other errors are raised.
     """
     for pause in retry_pauses():
         for number, address in enumerate(addresses):
@@ -37,4 +37,4 @@ async def find_first(
             except waits as error:
                 note(f"waiting for {address}: {error}")
         await asyncio.sleep(pause)
-    raise AssertionError("the backoff is endless")
+    raise AssertionError("the retry loop never ends")

@@ -112,7 +112,7 @@ class _ModelFiles:
                 try:
                     made[name] = self.compile_template(source)
                 except ConfigError as error:
-                    why = f"{error.message}; give the model another one with chat_template"
+                    why = f"{error.message}; set another template with chat_template"
                     raise ModelFileError(why, file=file, key=key) from error
         return made
 

@@ -33,7 +33,7 @@ def build_generation_options(
         defaults = parse_sampling_defaults({**recommended, **table.sampling}, able, name)
     except KeyError as error:
         known = ", ".join(Sampling.__struct_fields__)
-        raise ConfigError(f"{where}: {error.args[0]!r} is no sampling field; there are {known}") from None
+        raise ConfigError(f"{where}: {error.args[0]!r} is not a sampling field; valid fields: {known}") from None
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from None
     return GenerationOptions(

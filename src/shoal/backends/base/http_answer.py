@@ -24,8 +24,8 @@ _RAW = json_decoder(msgspec.Raw)
 
 LONGEST_WORDS = 400
 LARGEST_WORDS = 64 * 2**10
-"""Maximum size in bytes of a body that is parsed for an error message. Of a larger one, the beginning is shown as it
-is."""
+"""Maximum size in bytes of a body that is parsed for an error message. Of a larger body, the beginning is shown
+unchanged."""
 LONGEST_RETRY_S = 3600.0
 
 SHORTEST_SECRET = 8
@@ -134,8 +134,8 @@ def rejected_key_error(answer: Answer, where: str) -> UpstreamFailed | None:
     if answer.status not in (401, 403):
         return None
     return UpstreamFailed(
-        f"the server at {where} refuses Shoal's key (status {answer.status}): the operator sets upstream_api_key to one"
-        " that it takes"
+        f"the server at {where} rejects Shoal's key (status {answer.status}): the operator must set upstream_api_key to"
+        " a valid key"
     )
 
 
@@ -157,5 +157,5 @@ def transport_error(error: Exception, where: str) -> TransportFailed:
     if isinstance(error, aiohttp.ClientConnectorError):
         return RequestNotSent(f"{where} is not reachable: check its address and that it runs ({words})")
     if isinstance(error, aiohttp.ClientPayloadError):  # its own message quotes the parser's, and a status 400
-        words = "it ended in the middle of the answer"
+        words = "it ended before the answer was complete"
     return TransportFailed(f"the connection to {where} broke: send the request again ({words})")

@@ -2,7 +2,7 @@
 
 Requests carry only what this module writes: no client headers, no cookies, no environment proxy, no redirects. Every
 call takes an absolute `deadline` in seconds of `time.monotonic()`. Canceling a call at any stage closes its connection,
-so that the server notices that nobody reads any more.
+so that the server can stop its work.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KEEP_ALIVE_S = 4.0
 may race with that."""
 
 READ_BYTES = 64 * 2**10
-"""Bytes to buffer for a slow reader before the server is held back."""
+"""Bytes to buffer for a slow reader before reading from the server pauses."""
 
 PIECE_BYTES = 2**18
 """Maximum body size that is sent in one write. A longer body is sent in pieces of this size, so that a slow server does
@@ -137,7 +137,7 @@ class Client:
         headers = {"accept-encoding": "identity", "user-agent": "shoal", "content-type": "application/json"}
         if key:
             if not _KEY.fullmatch(key):
-                raise ConfigError("upstream_api_key holds what no header can carry: write ASCII without spaces")
+                raise ConfigError("upstream_api_key is not valid in a header: use ASCII characters without spaces")
             headers["authorization"] = f"Bearer {key}"
         self._session = aiohttp.ClientSession(
             headers=headers,
@@ -165,8 +165,7 @@ class Client:
             answer = await made.read_all(max_bytes if made.status == 200 else MAX_ERROR_BYTES)
         if made.status == 200 and not answer.is_complete:
             raise UpstreamFailed(
-                f"{self.base} answered more than {max_bytes} bytes, which is more than was asked for, or than is read"
-                " at once: ask for less at once"
+                f"{self.base} returned more than {max_bytes} bytes, the limit for this request: request less at once"
             )
         return answer
 
@@ -182,7 +181,7 @@ class Client:
         reused."""
         if is_finished and not self._closed and not response.content.is_eof():
             self._open.discard(response)
-            task = asyncio.create_task(_drain_response(response), name=f"the end of an answer of {self.base}")
+            task = asyncio.create_task(_drain_response(response), name=f"drain answer of {self.base}")
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
             task.add_done_callback(lambda _: response.close())
@@ -193,13 +192,13 @@ class Client:
         encoding = response.headers.get("content-encoding", "identity")
         if encoding.lower() != "identity":
             response.close()
-            raise UpstreamFailed(f"{self.base} answers in {encoding}, which it was asked not to do")
+            raise UpstreamFailed(f"{self.base} compresses its answers ({encoding}): disable compression there")
         self._open.add(response)
         return Response(response, self, deadline, self._key)
 
     def _close_response(self, response: aiohttp.ClientResponse) -> None:
         """Close the response's connection. A response that was read to its end has returned it already: closing it
-        again would make aiohttp record an error that nobody reads."""
+        again would make aiohttp record an error that is never retrieved."""
         self._open.discard(response)
         if not response.closed:
             response.close()
@@ -259,7 +258,7 @@ def _deadline_error(where: str) -> DeadlineExceeded:
 
 
 async def _drain_response(response: aiohttp.ClientResponse) -> None:
-    """Read the rest of a body that nobody wants, so that its connection can be reused."""
+    """Read and discard the rest of a body, so that its connection can be reused."""
     try:
         async with asyncio.timeout(END_S):
             while await response.content.readany():
@@ -269,8 +268,8 @@ async def _drain_response(response: aiohttp.ClientResponse) -> None:
 
 
 class _ConnectionUse:
-    """Whether a request uses a `new` connection. aiohttp's tracing would tell too, but costs thirty more Python calls
-    per request."""
+    """Whether a request uses a `new` connection. aiohttp's tracing would show this too, but costs thirty more
+    Python calls per request."""
 
     new = False
 

@@ -1,4 +1,4 @@
-"""The limits of a model that its facts show."""
+"""The limits shown in a model's facts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shoal.config.settings import Settings
 
 
 def describe_limits(settings: Settings) -> dict[str, Any]:
-    """Return the settings of a model that its clients may want to know, for the facts' details."""
+    """Return the settings of a model that are useful to its clients, for the facts' details."""
     return {
         "max_batch_size": settings.max_batch_size,
         "max_batch_tokens": settings.max_batch_tokens,

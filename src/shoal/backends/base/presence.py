@@ -21,8 +21,8 @@ class Presence:
 
     `look` raises a ShoalError for an unhealthy server. `admit` is awaited each time the server comes up or back, and
     raises a ShoalError to keep it out. After `slow_looks` consecutive errors, or one TransportFailed, the server is out
-    of service. Wrap each call in `with presence:`; a call that finds the server gone takes it out of service. `aclose`
-    waits for these calls; afterwards, entering raises TransportFailed.
+    of service. Wrap each call in `with presence:`; a call that raises TransportFailed takes the server out of service.
+    `aclose` waits for these calls; afterwards, entering raises TransportFailed.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Presence:
         slow_looks: int = SLOW_LOOKS,
     ) -> None:
         self.ready = serving
-        self.reason = "" if serving else "it was not reached yet"
+        self.reason = "" if serving else "it has not been reached yet"
         self._name = name
         self._logger = logger
         self._probe = look
@@ -105,9 +105,9 @@ class Presence:
                 missed += 1
                 self._record_error(error, missed)
             except Exception as error:  # a bug here must not end the checks: the model would never come back
-                self._logger.exception("watching %s failed unexpectedly", self._name)
+                self._logger.exception("the health check of %s failed unexpectedly", self._name)
                 missed += 1
-                self._record_error(InternalError(f"watching the server failed: {error!r}"), missed)
+                self._record_error(InternalError(f"the health check failed: {error!r}"), missed)
 
     async def _check(self) -> None:
         await self._probe()
@@ -119,7 +119,7 @@ class Presence:
     def _record_error(self, error: ShoalError, missed: int) -> None:
         if self.ready and not isinstance(error, TransportFailed) and missed < self._slow_checks:
             return
-        # A server that stays away, with varying messages, is not worth a log line. One that is back but kept out is.
+        # A server that stays unreachable is not logged again, even if its message changes. A rejected one is logged.
         if not self.ready and error.message != self.reason and not isinstance(error, TransportFailed):
             self._logger.warning("%s cannot serve: %s", self._name, error.message)
         self.mark_lost(error)

@@ -1,4 +1,4 @@
-"""A model's prompts with those of its configuration over them."""
+"""Overrides a model's prompts with those of its configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def override_prompts(name: str, spec: TextSpec, table: ModelTable) -> TextSpec:
     default = table.default_prompt_name or spec.default_prompt_name
     if default is not None and default not in prompts:
         has = f"its prompts are {', '.join(sorted(prompts))}" if prompts else "it has no prompts"
-        raise ConfigError(f"default_prompt_name: {default!r} is no prompt of {name}: {has}")
+        raise ConfigError(f"default_prompt_name: {default!r} is not a prompt of {name}: {has}")
     return msgspec.structs.replace(spec, prompts=prompts, default_prompt_name=default)
 
 

@@ -1,4 +1,4 @@
-"""Messages of a compiled .proto file, made with protobuf's public interface: any protobuf from version 5 on will do."""
+"""Creates the messages of a compiled .proto file with protobuf's public interface. Requires protobuf 5 or later."""
 
 from __future__ import annotations
 

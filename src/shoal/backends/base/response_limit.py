@@ -108,7 +108,7 @@ class ResponseLimit(NamedTuple):
         data = np.frombuffer(body, dtype=np.uint8)
         limits = {"[": self.lists, ",": self.commas, "{": self.objects}
         if any(limit is not None and np.count_nonzero(data == ord(mark)) > limit for mark, limit in limits.items()):
-            raise UpstreamFailed(f"the server at {where} answered more rows, or numbers, than it was asked for")
+            raise UpstreamFailed(f"the server at {where} returned more rows or numbers than were requested")
 
 
 def _cap_size(size: int) -> int:

@@ -8,7 +8,7 @@ _NO_PART = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def served_name(model: str) -> str:
-    """Return a server's name of a model in Shoal's form: without a tag `latest`, with other tags after a dash, and of a
-    path the last two parts, or the file alone."""
+    """Return the served name for a server's model name: without the tag `latest`, with other tags after a dash, and
+    with only the last two parts of a path, or only the name of a file."""
     parts = [_NO_PART.sub("-", part).strip("-.") for part in model.removesuffix(":latest").split("/")]
     return "/".join(parts[-1:] if model.startswith(("/", ".")) else parts[-2:])

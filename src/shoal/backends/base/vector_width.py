@@ -18,7 +18,7 @@ def check_width(presence: Presence, found: int, expected: int, where: str) -> No
     if found == expected:
         return
     error = UpstreamFailed(
-        f"the server at {where} answered vectors of {found} numbers instead of {expected}: it is a different model; "
+        f"the server at {where} returned vectors of {found} numbers instead of {expected}: it is a different model; "
         "serve it under a separate name, or reload the model"
     )
     if presence.ready:  # other replicas may be right; this one is checked before it serves again

@@ -1,4 +1,4 @@
-"""Scripted models, shipped so that anybody can try overload, failure and cancellation without a real one."""
+"""Backend for scripted models, which let users try overload, failures and cancellation without a real model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses of scripted models, for trying things out.
+"""Addresses of scripted models.
 
 fake[:key=value[:key=value...]][#model]
 """
@@ -14,7 +14,7 @@ _OPTION = re.compile(r"([a-z][a-z0-9_]{0,31})=([A-Za-z0-9._+-]{1,64})")
 
 
 def parse(scheme: str, text: str) -> Address:
-    """Raises AddressError."""
+    """Parse an address. Raises AddressError."""
     settings, _, model = text.partition("#")
     options = []
     for setting in settings.split(":") if settings else ():

@@ -1,7 +1,7 @@
-"""A scripted model, shipped so that anybody can try overload, failure and cancellation without a real one.
+"""A scripted model, which lets users try overload, failures and cancellation without a real model.
 
-Its vector is a function of the words that the engine received, computed from the padded tensors: a row that went to
-the wrong caller, lost its mask or its order shows at once (`compute_vector` says what the right one is). Its generation
+Its vectors are a function of the words that the engine received, computed from the padded tensors, so they reveal a row
+that went to the wrong caller or lost its mask or its order (`compute_vector` returns the expected vector). Generation
 repeats the words of the prompt.
 """
 
@@ -70,19 +70,22 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "labels": (0, 65_536),
     "images": (0, 1),
 }
-"""The least and the most of each number: beyond them a script costs memory and time, and shows nothing more."""
+"""Minimum and maximum of each number, to bound the memory and time of a script."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeScript:
-    """What the model does; every field can be given in its address, as in `fake:delay_ms=5:slots=2`.
+    """The behavior of the model. Its address sets any field, as in `fake:delay_ms=5:slots=2`.
 
-    `delay_ms` a batch and `token_us` a padded token are its speed; `parallel` as in EngineFacts. A batch holding the
-    word `poison` fails without a reason, one holding `reject` is refused by name, `nan` makes its row NaN. Batches of
-    more than `memory_tokens` padded tokens run out of memory. `token_ms` is the pace of generated words. `vectors`: the
-    kinds that it gives, joined by "+". `labels` above 0 makes it a classifier of so many labels, a reranker where it is
-    one, instead of a model that embeds and talks. `images` 1: it takes pictures too, each of which is one word, see
-    `image_word`; their bytes are not looked at.
+    - `delay_ms`: milliseconds per batch. `token_us`: microseconds per padded token. `parallel`: as in EngineFacts.
+    - `poison`: a word whose batch fails without a reason. `reject`: a word whose batch is rejected as invalid input.
+      `nan`: a word whose row becomes NaN.
+    - `memory_tokens`: padded tokens above which a batch runs out of memory; 0 means unlimited.
+    - `token_ms`: milliseconds per generated word.
+    - `vectors`: the kinds of vectors, joined by "+".
+    - `labels`: above 0, the model is a classifier with this many labels, or a reranker if 1, and neither embeds nor
+      generates.
+    - `images`: 1 to accept images, each of which counts as one word, see `image_word`. They are not decoded.
     """
 
     delay_ms: float = 0.0
@@ -115,12 +118,12 @@ class FakeScript:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> FakeScript:
-        """From an address's options. Raises AddressError naming the option."""
+        """Parse an address's options. Raises AddressError, which names the option."""
         kinds = {field.name: {"int": int, "float": float}.get(str(field.type), str) for field in fields(cls)}
         values: dict[str, Any] = {}
         for key, text in options.items():
             if key not in kinds:
-                raise AddressError(f"fake: unknown option {key!r}; it takes {', '.join(kinds)}")
+                raise AddressError(f"fake: unknown option {key!r}; valid options: {', '.join(kinds)}")
             try:
                 values[key] = kinds[key](text)
             except ValueError:
@@ -129,30 +132,30 @@ class FakeScript:
                 least, most = RANGES[key]
                 raise AddressError(f"fake: {key} must be between {least} and {most} (got {text})")
         if unknown := set(str(values.get("vectors", "dense")).split("+")) - set(get_args(VectorKind)):
-            raise AddressError(f"fake: vectors={unknown.pop()!r} is none of {', '.join(get_args(VectorKind))}")
+            raise AddressError(f"fake: vectors={unknown.pop()!r} is not one of {', '.join(get_args(VectorKind))}")
         return cls(**values)
 
 
 @lru_cache(maxsize=65_536)
 def word_id(word: str) -> int:
-    """The token of a word: 31 bits of its hash, never 0."""
+    """Return the token of a word: 31 bits of its hash, never 0."""
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "little") % (2**31 - 1) + 1
 
 
 def compute_vector(ids: Sequence[int], dimension: int) -> Array:
-    """The vector of a token sequence: float32 [dimension], each value a byte of the hash of the ids."""
+    """Return the vector of a token sequence: float32 [dimension], each value a byte of the hash of the ids."""
     seed = np.asarray(ids, dtype="<i8").tobytes()
     digest = hashlib.shake_128(seed).digest(dimension)
     return np.frombuffer(digest, dtype=np.uint8).astype(np.float32)
 
 
-def image_word(picture: Image) -> str:
-    """The word that a picture is to the fake model: of its bytes."""
-    return f"picture-{hashlib.sha256(picture.data).hexdigest()}"
+def image_word(image: Image) -> str:
+    """Return the word for an image, from a hash of its bytes."""
+    return f"picture-{hashlib.sha256(image.data).hexdigest()}"
 
 
 def tokenize_item(item: Item) -> list[int]:
-    """The fake tokenizer: a text's words, or the ids as they are; of a pair, both texts' words with "|" between."""
+    """Tokenize an item by words. Ids stay unchanged; a pair becomes both texts' words with "|" between them."""
     if isinstance(item, Image):
         item = image_word(item)
     if isinstance(item, tuple):
@@ -161,8 +164,8 @@ def tokenize_item(item: Item) -> list[int]:
 
 
 def compute_scores(ids: Sequence[int], labels: int, *, raw: bool) -> Array:
-    """Score a token sequence, float32 [labels]: `compute_vector` of its ids scaled to -4..4, as it is, or
-    under a sigmoid (one label) or a softmax."""
+    """Return the scores of a token sequence, float32 [labels]: its `compute_vector` scaled to -4..4. Unless `raw`, a
+    sigmoid (one label) or a softmax is applied."""
     logits: Array = (compute_vector(ids, labels) - 128) / 32
     if raw:
         return logits
@@ -176,10 +179,10 @@ def compute_scores(ids: Sequence[int], labels: int, *, raw: bool) -> Array:
 
 
 class FakePipeline:
-    """Words are tokens. Cuts at MAX_TOKENS, checks dimensions, normalises when asked.
+    """Pipeline with one token per word. It truncates to MAX_TOKENS, checks dimensions, and normalizes on request.
 
-    Its sparse vector counts each word, its multi-vector is the unit vector of each word alone, its token vectors the
-    same before they are scaled.
+    The sparse vector counts each word; the multi-vector is the unit vector of each word alone; the token vectors are
+    the same before normalization.
     """
 
     def __init__(self, script: FakeScript) -> None:
@@ -245,7 +248,7 @@ class FakePipeline:
 
 
 class _VectorOptions(NamedTuple):
-    """What a task asks of its vectors."""
+    """The options of a task for its vectors."""
 
     dimensions: int | None
     normalize: bool
@@ -273,7 +276,7 @@ class _VectorOptions(NamedTuple):
 class FakeEngine:
     """Computes `compute_vector` of each unpadded row after the scripted time.
 
-    `online` and `broken` are switches for whoever tries a failure; `batches` keeps the (items, length) of each call.
+    `online` and `broken` are switches to simulate failures; `batches` has the (items, length) of each call.
     """
 
     def __init__(self, script: FakeScript, name: str = "fake") -> None:
@@ -332,15 +335,15 @@ class FakeEngine:
         if not self.online:
             raise TransportFailed("the replica is gone")
         if self.broken or (ids == self._trigger_ids["poison"]).any():
-            raise EngineFailed("the engine failed and does not say why")
+            raise EngineFailed("the engine failed without a reason")
         if (ids == self._trigger_ids["reject"]).any():
             raise InputRejected("the engine refused an input")
         if self._script.memory_tokens and ids.size > self._script.memory_tokens:
-            raise OutOfMemory(f"{ids.size} tokens do not fit")
+            raise OutOfMemory(f"{ids.size} tokens do not fit into memory")
 
 
 CHAT_TEMPLATE = "{{ messages[-1].content }}"
-"""The chat template of a fake model: it hears the last message alone."""
+"""The chat template of a fake model, which uses only the last message."""
 
 SUPPORTED_PARAMETERS = frozenset(
     {"max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty"}
@@ -349,11 +352,11 @@ SUPPORTED_PARAMETERS = frozenset(
 
 
 class FakeGenerator:
-    """Repeats the prompt's words, one piece a word, up to `max_tokens`; round and round where `min_tokens` asks for
-    more than it has. The word `poison` fails there without a reason, a prompt holding `reject` is refused.
+    """Repeats the prompt's words, one piece per word, up to `max_tokens`, and starts over if `min_tokens` is larger
+    than their number. Generation fails without a reason at the word `poison`; a prompt with `reject` is rejected.
 
-    The log probability of the word at `i` is -i / 10. `produced` and `closed` count what readers caused, `running` the
-    answers in flight; `online` is a switch for whoever tries a failure.
+    The log probability of the word at index `i` is -i / 10. `produced` counts generated words, `closed` the finished
+    answers, `running` the answers in flight; `online` is a switch to simulate failures.
     """
 
     def __init__(self, script: FakeScript, name: str = "fake") -> None:
@@ -382,7 +385,7 @@ class FakeGenerator:
                 await self._pause(ctx)
                 word = words[at % len(words)]
                 if word == self._script.poison:
-                    raise EngineFailed("the model failed and does not say why")
+                    raise EngineFailed("the model failed without a reason")
                 self.produced += 1
                 text = f" {word}" if at else word
                 logprobs = () if sampling.logprobs is None else (_logprob(text, at, sampling.logprobs),)
@@ -396,7 +399,7 @@ class FakeGenerator:
         if not self.online:
             raise TransportFailed("the replica is gone")
         if ctx.remaining(asyncio.get_running_loop().time()) <= 0:
-            raise DeadlineExceeded("the stream ran past its deadline")
+            raise DeadlineExceeded("the stream exceeded its deadline")
         await asyncio.sleep(self._script.token_ms / 1e3)
 
     def ready(self) -> bool:

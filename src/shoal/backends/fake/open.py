@@ -1,4 +1,4 @@
-"""Scripted models, put together."""
+"""Opens scripted models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.types import TaskKind
 
 
 def open_fake(target: Target, resources: Resources) -> Runner:
-    """A replica for each address; the script of the first says what the model does. Raises AddressError."""
+    """Open a model with one replica per address; the first address's script sets its tasks. Raises AddressError."""
     scripts = [FakeScript.parse(dict(address.options)) for address in target.addresses]
     script = scripts[0]
     engines = [FakeEngine(one, f"fake-{number}") for number, one in enumerate(scripts)]

@@ -72,15 +72,15 @@ def write_grammar(schema: str) -> str:
     try:
         read = json.loads(schema, parse_float=_read_float, parse_constant=_read_float)
     except (ValueError, RecursionError) as error:
-        raise InvalidValue(f"the form asked of the answer is not JSON: {error}") from None
+        raise InvalidValue(f"the JSON schema is not valid JSON: {error}") from None
     writer = _Writer(read)
     try:
         return writer.write()
     except RecursionError:
-        reason = "parts of it are nested too deep, or merge with themselves without end: make it flatter"
+        reason = "the schema is nested too deeply or merges recursively: flatten it"
     except InvalidValue as error:
         reason = error.message
-    raise InvalidValue(f"the form asked of the answer has no grammar, because of {writer.place}: {reason}") from None
+    raise InvalidValue(f"unsupported JSON schema at {writer.place}: {reason}") from None
 
 
 class _Writer:
@@ -116,7 +116,7 @@ class _Writer:
     def _count_part(self) -> None:
         self._parts += 1
         if self._parts > MAX_PARTS:
-            raise InvalidValue(f"it has more than {MAX_PARTS} parts once they are merged: make it smaller")
+            raise InvalidValue(f"the schema has more than {MAX_PARTS} subschemas after merging: simplify it")
 
     def _expression(self, node: Any) -> str:
         """Return the expression of a value: a rule name, or alternatives in parentheses."""
@@ -124,12 +124,12 @@ class _Writer:
         if node is True:
             return "value"
         if node is False:
-            raise Impossible("no value is allowed: remove it, or do not require it")
+            raise Impossible("`false` allows no value: remove it, or do not require it")
         if not isinstance(node, dict):
-            raise InvalidValue("it is no schema: write an object, true or false")
+            raise InvalidValue("a schema must be an object, true or false")
         keys = node.keys() & KEYS
         if refused := sorted(key for key in keys & _REFUSED if (key, node[key]) != ("uniqueItems", False)):
-            raise InvalidValue(f"`{refused[0]}` cannot be kept by a grammar: leave it out")
+            raise InvalidValue(f"`{refused[0]}` is not supported: remove it")
         if keys == {"$ref"}:
             return self._reference(node["$ref"])
         if keys == {"allOf"} and isinstance(node["allOf"], list) and len(node["allOf"]) == 1:
@@ -157,14 +157,14 @@ class _Writer:
                 return self._object(node)
             case "value":
                 return "value"
-        raise InvalidValue(f"`type` is {kind!r}: use string, number, integer, boolean, null, array or object")
+        raise InvalidValue(f"`type` must be string, number, integer, boolean, null, array or object (got {kind!r})")
 
     def _alternatives(self, choices: list[str]) -> str:
         return self._rule(" | ".join(choices)) if len(choices) > 1 else choices[0]
 
     def _choice(self, node: Schema, key: str, beside: Schema) -> str:
         if not isinstance(node[key], list) or not node[key]:
-            raise InvalidValue(f"`{key}` is not a list of schemas: name at least one")
+            raise InvalidValue(f"`{key}` must be a list of at least one schema")
         made, depth = [], len(self._path)
         for at, each in enumerate(node[key]):
             try:
@@ -172,7 +172,7 @@ class _Writer:
             except Impossible:
                 del self._path[depth:]
         if not made:
-            raise Impossible(f"nothing fulfills any part of `{key}`")
+            raise Impossible(f"no value satisfies any schema in `{key}`")
         return self._alternatives(made)
 
     def _merged(self, node: Any, seen: tuple[str, ...]) -> Schema:
@@ -181,13 +181,13 @@ class _Writer:
         if node is True:
             return {}
         if node is False:
-            raise Impossible("no value is allowed: remove it, or do not require it")
+            raise Impossible("`false` allows no value: remove it, or do not require it")
         if not isinstance(node, dict) or not isinstance(node.get("allOf", []), list):
-            raise InvalidValue("`allOf` is not a list of schemas")
+            raise InvalidValue("`allOf` must be a list of schemas")
         made: Schema = {}
         if "$ref" in node:
             if node["$ref"] in seen:
-                raise InvalidValue(f"`$ref` {node['$ref']!r} leads to itself: name what it stands for")
+                raise InvalidValue(f"`$ref` {node['$ref']!r} is circular: inline the schema that it stands for")
             made = self._merged(self._target(node["$ref"]), (*seen, node["$ref"]))
         for each in node.get("allOf", []):
             made = merge_schemas(made, self._merged(each, seen))
@@ -195,14 +195,14 @@ class _Writer:
 
     def _target(self, pointer: Any) -> Any:
         if not isinstance(pointer, str) or not pointer.startswith("#"):
-            raise InvalidValue(f"`$ref` {pointer!r} is not within the schema: put it under `$defs`")
+            raise InvalidValue(f"`$ref` {pointer!r} is outside the schema: move its target to `$defs`")
         node = self._schema
         for part in unquote(pointer[1:]).split("/")[1:] if pointer != "#" else ():
             step = part.replace("~1", "/").replace("~0", "~")
             try:
                 node = node[int(step)] if isinstance(node, list) else node[step]
             except (LookupError, ValueError, TypeError):
-                raise InvalidValue(f"`$ref` {pointer!r} points nowhere") from None
+                raise InvalidValue(f"`$ref` {pointer!r} has no target in the schema") from None
         return node
 
     def _reference(self, pointer: Any) -> str:
@@ -216,12 +216,12 @@ class _Writer:
     def _constants(self, node: Schema) -> str:
         values = node.get("enum", [node.get("const")])
         if not isinstance(values, list):
-            raise InvalidValue("`enum` is not a list: name the values")
+            raise InvalidValue("`enum` must be a list of values")
         if "const" in node:
             values = [each for each in values if is_same(each, node["const"])]
         found = [_spell(each) for each in values if _fulfills(each, node)]
         if not found:
-            raise Impossible("no value of `enum` or `const` fulfills the keys beside it")
+            raise Impossible("no value of `enum` or `const` satisfies the other keywords")
         return self._rule(write_choice(found))
 
     def _number(self, kind: str, node: Schema) -> str:
@@ -250,7 +250,7 @@ class _Writer:
             prefix, key, items = items, "additionalItems", node.get("additionalItems", True)
             open_end = "additionalItems" in node and items is not False
         if not isinstance(prefix, list):
-            raise InvalidValue("`prefixItems` is not a list of schemas")
+            raise InvalidValue("`prefixItems` must be a list of schemas")
         firsts = [self._below(each, "prefixItems", at) for at, each in enumerate(prefix[:maximum])]
         if firsts and not open_end:
             maximum = max(minimum, len(firsts)) if maximum is None else maximum
@@ -279,7 +279,7 @@ class _Writer:
         properties, required = node.get("properties", {}), node.get("required", [])
         more = node.get("additionalProperties")
         if not isinstance(properties, dict) or not isinstance(required, list) or not all(map(_is_text, required)):
-            raise InvalidValue("`properties` maps names to schemas, and `required` lists names: correct them")
+            raise InvalidValue("`properties` must map names to schemas, and `required` must be a list of names")
         properties = properties | {name: True if more is None else more for name in required if name not in properties}
         minimum, maximum = _counts(node, "Properties")
         if maximum == 0 and not required:
@@ -288,7 +288,7 @@ class _Writer:
             return self._map(node, more, minimum, maximum)
         for key in ("patternProperties", "propertyNames"):
             if node.get(key) not in (None, True, {}):
-                raise InvalidValue(f"`{key}` beside `properties` cannot be kept: name every property, or none")
+                raise InvalidValue(f"`{key}` cannot be combined with `properties`: list every property, or none")
         members, skipped = [], len(self._path)
         for name, each in properties.items():
             try:
@@ -305,8 +305,8 @@ class _Writer:
             others = self._rule(f"{names} colon {self._below(more, 'additionalProperties')}")
         if minimum > len(set(required)) or (maximum is not None and (others or maximum < len(members))):
             raise InvalidValue(
-                "`minProperties` or `maxProperties` beside `properties` cannot be kept: say it with `required`, and "
-                "with `additionalProperties` false"
+                "`minProperties` and `maxProperties` cannot be combined with `properties`: use `required`, and set "
+                "`additionalProperties` to false"
             )
         return self._rule(f'"{{" {self._members(members, others)} "}}"')
 
@@ -315,15 +315,17 @@ class _Writer:
         name, value, patterns = "string", True if more is None else more, node.get("patternProperties") or {}
         if patterns:
             if not isinstance(patterns, dict) or len(patterns) > 1 or more not in (None, False):
-                raise InvalidValue("`patternProperties` is kept with one pattern and without `additionalProperties`")
+                raise InvalidValue(
+                    "`patternProperties` must have only one pattern, and no `additionalProperties` beside it"
+                )
             ((pattern, value),) = patterns.items()
             name = self._quoted(parse_pattern(pattern))
         if (named := node.get("propertyNames", True)) is not True:
             if patterns:
-                raise InvalidValue("`propertyNames` beside `patternProperties` cannot be kept: leave one out")
+                raise InvalidValue("`propertyNames` cannot be combined with `patternProperties`: remove one of them")
             name = self._below({"allOf": [{"type": "string"}, named]}, "propertyNames")
         if minimum > 1:
-            raise InvalidValue("`minProperties` above 1 cannot be kept, as names may repeat: name them as `required`")
+            raise InvalidValue("`minProperties` above 1 is not supported, as names may repeat: use `required`")
         if value is False and not minimum:
             return self._rule('"{" "}"')
         if (name, value, minimum, maximum) == ("string", True, 0, None):
@@ -346,7 +348,7 @@ class _Writer:
 def _read_float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text} is out of the range of numbers")
+        raise ValueError(f"{text} is out of range for a number")
     return value
 
 
@@ -381,7 +383,9 @@ def _fulfills(value: Any, node: Schema) -> bool:
             case "maxLength" | "maximum":
                 fits = limit is None or (len(value) if key == "maxLength" else value) <= limit
             case _:
-                raise InvalidValue(f"`{key}` beside `enum` or `const` cannot be kept: name only values that fulfill it")
+                raise InvalidValue(
+                    f"`{key}` cannot be combined with `enum` or `const`: list only values that satisfy it"
+                )
         if not fits:
             return False
     return True
@@ -392,12 +396,12 @@ def _read_pattern(node: Schema) -> Node | None:
     pattern, name = node.get("pattern"), node.get("format")
     if pattern is not None:
         if not isinstance(pattern, str):
-            raise InvalidValue("`pattern` is not a text: write a regular expression")
+            raise InvalidValue("`pattern` must be a string")
         return parse_pattern(pattern)
     if not isinstance(name, str):
         return None
     if name in WITHOUT_GRAMMAR:
-        raise InvalidValue(f"`format` {name!r} cannot be kept by a grammar: leave it out, or write a `pattern`")
+        raise InvalidValue(f"`format` {name!r} is not supported: remove it, or use a `pattern`")
     return parse_pattern(FORMATS[name]) if name in FORMATS else None
 
 
@@ -412,7 +416,7 @@ def _read_range(node: Schema) -> Range:
         upper, open_upper = below, True
     step = _decimal(node, "multipleOf")
     if step is not None and step <= 0:
-        raise InvalidValue(f"`multipleOf` is {step}: it must be above 0")
+        raise InvalidValue(f"`multipleOf` must be greater than 0 (got {step})")
     return Range(lower, upper, open_lower, open_upper, step)
 
 
@@ -421,7 +425,7 @@ def _decimal(node: Schema, key: str) -> Decimal | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidValue(f"`{key}` is {value!r}: write a number")
+        raise InvalidValue(f"`{key}` must be a number (got {value!r})")
     return Decimal(repr(value))
 
 
@@ -431,13 +435,13 @@ def _counts(node: Schema, what: str) -> tuple[int, int | None]:
     for key in (f"min{what}", f"max{what}"):
         value = node.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
-            raise InvalidValue(f"`{key}` is {value!r}: write a number of 0 or more")
+            raise InvalidValue(f"`{key}` must be a number of at least 0 (got {value!r})")
         if value is not None and value % 1:
-            raise InvalidValue(f"`{key}` is {value}: write a whole number")
+            raise InvalidValue(f"`{key}` must be a whole number (got {value})")
         made.append(None if value is None else int(value))
     minimum, maximum = made[0] or 0, made[1]
     if maximum is not None and maximum < minimum:
-        raise InvalidValue(f"`min{what}` {minimum} is above `max{what}` {maximum}: change one")
+        raise InvalidValue(f"`min{what}` {minimum} is greater than `max{what}` {maximum}: change one of them")
     return minimum, maximum
 
 

@@ -97,9 +97,9 @@ class GuideChecker:
         running = self._trials.get(key)
         if running is None:
             if self._closed:
-                raise TransportFailed("the model was unloaded while it answered")
+                raise TransportFailed("the model was unloaded during the request")
             if len(self._trials) >= MAX_WAITING:
-                raise Overloaded("too many forms of answers are being compiled; try again", retry_after=self._limit_s)
+                raise Overloaded("too many output formats are being compiled; try again", retry_after=self._limit_s)
             running = self._trials[key] = _PendingTrial()
             running.task = asyncio.create_task(self._run_trial(key, guide, running), name="guide")
             running.task.add_done_callback(lambda task: self._on_trial_done(key, task))
@@ -108,7 +108,7 @@ class GuideChecker:
             return await asyncio.shield(running.task)
         except asyncio.CancelledError:
             if self._closed and running.task.cancelled():
-                raise TransportFailed("the model was unloaded while it answered") from None
+                raise TransportFailed("the model was unloaded during the request") from None
             raise
         finally:
             running.waiting -= 1
@@ -144,8 +144,8 @@ class GuideChecker:
             late = isinstance(gone, TimeoutError) or child.process.returncode == -signal.SIGALRM
             reason = f"takes longer than {self._limit_s:g} s" if late else "takes too much memory"
             return Verdict(
-                refused=f"the form asked of the answer {reason} to compile: repeat less, lower the longest lengths or "
-                "leave them out, or ask for fewer properties"
+                refused=f"the output format {reason} to compile: use fewer repeats, lower or remove maximum lengths, "
+                "or use fewer properties"
             )
         except asyncio.CancelledError:
             await child.end()
@@ -222,14 +222,16 @@ class _TrialProcess:
                 env=os.environ | {"MALLOC_ARENA_MAX": "2"},
             )
         except OSError as error:
-            raise Crashed(f"forms of answers cannot be compiled: {error.strerror}; load the model again") from error
+            raise Crashed(
+                f"the process that compiles output formats cannot be started: {error.strerror}; load the model again"
+            ) from error
         child = cls(process, reader, writer)
         try:
             async with asyncio.timeout(OPEN_S):
                 await child._read_verdict()
         except (asyncio.IncompleteReadError, OSError, TimeoutError):
             await child.end()
-            raise Crashed("the process that compiles forms of answers does not start; try again") from None
+            raise Crashed("the process that compiles output formats did not start; try again") from None
         except BaseException:
             await child.end()
             raise

@@ -129,7 +129,7 @@ class GenaiGenerator:
         if self._failure is not None:
             raise copy(self._failure)
         if self._watch.silent:
-            raise TransportFailed("the language model's process does not answer just now: try again soon")
+            raise TransportFailed("the language model's process is not responding: try again later")
         arrivals = self._outputs[number] = _PendingOutput()
         self._worker.enqueue(number, start)
         self._watch.expect_answer()
@@ -140,7 +140,7 @@ class GenaiGenerator:
                     async with asyncio.timeout(ctx.remaining()):
                         piece = await arrivals.next()
                 except TimeoutError:
-                    raise DeadlineExceeded("the answer took too long: ask for fewer tokens") from None
+                    raise DeadlineExceeded("the answer did not finish in time: ask for fewer tokens") from None
                 except ShoalError:
                     ended = True
                     raise
@@ -156,7 +156,7 @@ class GenaiGenerator:
             async with asyncio.timeout(ctx.remaining()):
                 await self._trials.check(guide)
         except TimeoutError:
-            raise DeadlineExceeded("the form of the answer was not compiled in time: try again") from None
+            raise DeadlineExceeded("the output format was not compiled in time: try again") from None
 
     async def _prepare(self, guide: Guide) -> None:
         """Let the model's process compile a guide that passed its trial, while answers continue."""
@@ -174,7 +174,7 @@ class GenaiGenerator:
     async def aclose(self) -> None:
         self._closed = True
         self._watch.close()
-        self._fail_all(TransportFailed("the model was unloaded while it answered"))
+        self._fail_all(TransportFailed("the model was unloaded during the request"))
         await self._trials.aclose()
         await self._worker.end(CLOSE_S)
         self._receive_task.cancel()
@@ -185,9 +185,9 @@ class GenaiGenerator:
             raise InvalidValue("this model has no adapters", param="model")
         ids = prompt.ids
         if not ids:
-            raise InvalidValue("the prompt has no tokens: write something", param="prompt")
+            raise InvalidValue("the prompt has no tokens: add some text", param="prompt")
         if self._vocabulary and not 0 <= min(ids) <= max(ids) < self._vocabulary:
-            raise InvalidValue(f"token ids of this model are 0 to {self._vocabulary - 1}", param="prompt")
+            raise InvalidValue(f"token ids must be between 0 and {self._vocabulary - 1}", param="prompt")
         return tuple(ids)
 
     async def _receive(self) -> None:
@@ -203,7 +203,7 @@ class GenaiGenerator:
             if self._failure is None:  # else this end closed the socket and has set the reason
                 self._mark_broken(await self._worker.crash_error())
         except Exception as unforeseen:  # no reader may wait forever for pieces
-            logger.exception("cannot read a message of the process of %s", self._facts.name)
+            logger.exception("cannot decode a message from the process of %s", self._facts.name)
             self._mark_broken(
                 EngineFailed(f"the language model's process sent an invalid message ({unforeseen}); load it again")
             )
@@ -238,8 +238,8 @@ def _encode_start(start: Start) -> bytes:
         return encode_frame(start)
     except (OverflowError, UnicodeEncodeError) as error:
         raise InvalidValue(
-            f"the request cannot be handed to the model ({error}): use numbers of at most 64 bits, such as a smaller "
-            "seed, and whole characters"
+            f"the request cannot be encoded for the model ({error}): use numbers of at most 64 bits, such as a smaller "
+            "seed, and no lone surrogates"
         ) from None
 
 

@@ -42,7 +42,7 @@ class GuideCompiler:
         self._genai = genai
         self._tensor = openvino.Tensor(np.zeros((1, 1), np.int64))
         self._accepted: OrderedDict[tuple[str, str], dict[str, str]] = OrderedDict()
-        self._books = threading.Lock()
+        self._accepted_lock = threading.Lock()
         self._trial_lock = threading.Lock()
         with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
             openvino.save_model(_zero_model(openvino, vocabulary), Path(folder, "openvino_model.xml"))
@@ -51,7 +51,7 @@ class GuideCompiler:
     def structured_output(self, guide: Guide) -> Any:
         """Return the library's StructuredOutputConfig. Raises InvalidValue with the fault of the guide."""
         key = (guide.kind, guide.value)
-        with self._books:
+        with self._accepted_lock:
             arguments = self._accepted.get(key)
             if arguments is not None:
                 self._accepted.move_to_end(key)
@@ -60,7 +60,7 @@ class GuideCompiler:
         structured = self._genai.StructuredOutputConfig(**arguments)
         with self._trial_lock:
             self._generate_tokens(guide, structured, 1)
-        with self._books:
+        with self._accepted_lock:
             self._accepted[key] = arguments
             if len(self._accepted) > MAX_REMEMBERED:
                 self._accepted.popitem(last=False)
@@ -76,7 +76,7 @@ class GuideCompiler:
             except ShoalError as error:
                 then(error)
             except MemoryError:
-                then(OutOfMemory("there is no memory for the form asked of the answer: ask for a simpler one"))
+                then(OutOfMemory("not enough memory to compile the output format: use a simpler one"))
             else:
                 then(None)
 
@@ -93,8 +93,8 @@ class GuideCompiler:
         self._generate_tokens(guide, structured, STEPS)
         if (took := time.monotonic() - began) > STEPS * STEP_S:
             raise InvalidValue(
-                f"the form asked of the answer takes {1000 * took / STEPS:.0f} ms at each token, and at most "
-                f"{1000 * STEP_S:.0f} are possible: nest fewer repeats, or ask for fewer properties",
+                f"the output format takes {1000 * took / STEPS:.0f} ms per token (maximum {1000 * STEP_S:.0f}): nest "
+                "fewer repeats, or use fewer properties",
                 param=guide.field,
             )
 
@@ -107,9 +107,7 @@ class GuideCompiler:
         try:
             self._pipeline.generate(self._tensor, rules)
         except RuntimeError as error:
-            raise InvalidValue(
-                f"the form asked of the answer cannot be used: {clean_message(error)}", param=guide.field
-            ) from None
+            raise InvalidValue(f"invalid output format: {clean_message(error)}", param=guide.field) from None
 
 
 def _arguments(guide: Guide) -> dict[str, str]:

@@ -42,7 +42,7 @@ def check_grammar(text: str) -> str:
     """Return the grammar unchanged. Raises InvalidValue if the library would misread it."""
     if found := _WRONG.search(text):
         raise InvalidValue(
-            f'{found[0]!r} in a literal of a grammar is misread: end the literal after the letter, as in "\xdf" "e"',
+            f'{found[0]!r} in a grammar literal is misread: end the literal after the letter, as in "\xdf" "e"',
             param="response_format",
         )
     return text
@@ -52,6 +52,6 @@ def check_literal(text: Any) -> None:
     """Raise InvalidValue for a text that the library would encode wrongly in a structural tag."""
     if isinstance(text, str) and (found := _WRONG.search(text)):
         raise InvalidValue(
-            f"{text!r} would come out wrong, because of {found[0]!r}: write it without letters like \xe9 and \xdf",
+            f"{text!r} cannot be encoded, because of {found[0]!r}: do not use letters such as \xe9 and \xdf",
             param="response_format",
         )

@@ -52,13 +52,13 @@ def check(guide: Guide) -> None:
         elif guide.kind in ("json_schema", "structural_tag"):
             _check_schema(guide.value)
     except RecursionError:
-        raise _too_large_error(f"it is nested more than {MAX_DEPTH} deep: make it flatter", guide.field) from None
+        raise _too_large_error(f"it is nested more than {MAX_DEPTH} levels deep: flatten it", guide.field) from None
     except InvalidValue as error:
         raise _too_large_error(error.message, guide.field) from None
 
 
 def _too_large_error(reason: str, field: str) -> InvalidValue:
-    return InvalidValue(f"the form asked of the answer is too large: {reason}", param=field)
+    return InvalidValue(f"the output format is too large: {reason}", param=field)
 
 
 def _check_regex(text: str) -> None:
@@ -74,7 +74,7 @@ def _max_repeat_product(tokens: Iterator[re.Match[str]], weights: dict[str, int]
         text = token[0]
         if text == "(":
             if len(levels) > MAX_DEPTH:
-                raise InvalidValue(f"it is nested more than {MAX_DEPTH} deep: make it flatter")
+                raise InvalidValue(f"it is nested more than {MAX_DEPTH} levels deep: flatten it")
             levels.append(1)
             last = 1
         elif text == ")":
@@ -85,8 +85,8 @@ def _max_repeat_product(tokens: Iterator[re.Match[str]], weights: dict[str, int]
             limit = MAX_NESTED_REPEATS if last > 1 and bound > 1 else MAX_REPEAT
             last *= bound
             if last > limit:
-                what = "repeats in one another come to" if limit == MAX_NESTED_REPEATS else "a repeat of"
-                raise InvalidValue(f"{what} {last} and at most {limit} are possible; repeat less, or use * or +")
+                what = "nested repeats multiply to" if limit == MAX_NESTED_REPEATS else "the repeat count is"
+                raise InvalidValue(f"{what} {last} (maximum {limit}): repeat less, or use * or +")
             levels[-1] = max(levels[-1], last)
         elif text not in "?*+" and not text.isspace():
             last = weights.get(text, 1)
@@ -131,15 +131,13 @@ def _check_schema(text: str) -> None:
     while waiting:
         node, depth = waiting.pop()
         if depth > MAX_DEPTH:
-            raise InvalidValue(f"it is nested more than {MAX_DEPTH} deep: make it flatter")
+            raise InvalidValue(f"it is nested more than {MAX_DEPTH} levels deep: flatten it")
         if isinstance(node, dict):
             _check_node(node)
             waiting += [(value, depth + 1) for value in node.values()]
         elif isinstance(node, list):
             if len(node) > MAX_ENTRIES:
-                raise InvalidValue(
-                    f"a list of {len(node)} members, and at most {MAX_ENTRIES} are possible; offer fewer"
-                )
+                raise InvalidValue(f"a list has {len(node)} members (maximum {MAX_ENTRIES}): use fewer")
             waiting += [(value, depth + 1) for value in node]
 
 
@@ -149,7 +147,7 @@ def _check_node(node: dict[str, Any]) -> None:
         for name in names:
             value = node.get(name)
             if isinstance(value, int | float) and value > limit:
-                raise InvalidValue(f"{name} is {value} and at most {limit} is possible; lower it, or leave it out")
+                raise InvalidValue(f"{name} is {value} (maximum {limit}): lower it, or remove it")
     if isinstance(node.get("pattern"), str):
         _check_regex(node["pattern"])
     if isinstance(node.get("grammar"), str):

@@ -25,10 +25,10 @@ from shoal.types import Guide
 ROOM_BYTES = 2**30
 """Address space that one guide may allocate."""
 
-OUT_OF_MEMORY_MESSAGE = "the form asked of the answer takes too much memory to compile: ask for a simpler one"
+OUT_OF_MEMORY_MESSAGE = "the output format takes too much memory to compile: use a simpler one"
 
-WORN_BYTES = 2**29
-"""Memory limit of compiled guides, which are never freed; a new process replaces this one beyond it."""
+MAX_COMPILED_BYTES = 2**29
+"""Memory limit of compiled guides, which are never freed: beyond it, a new process replaces this one."""
 
 
 def main(sock: socket.socket, path: Path, vocabulary: int, limit_s: float) -> None:
@@ -58,7 +58,7 @@ def main(sock: socket.socket, path: Path, vocabulary: int, limit_s: float) -> No
             signal.setitimer(signal.ITIMER_REAL, 0)
             _, after = process_limits.memory_sizes()
             verdict = Verdict(
-                refused=refused, size=max(0, after - before), needs_restart=full or after - began > WORN_BYTES
+                refused=refused, size=max(0, after - before), needs_restart=full or after - began > MAX_COMPILED_BYTES
             )
             _send_verdict(line, verdict)
             if verdict.needs_restart:

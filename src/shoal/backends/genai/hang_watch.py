@@ -19,8 +19,8 @@ the ping). A step on a slow machine takes a few seconds."""
 class Watch:
     """Watches one process. `silent`: an answer is so late that the process should get no more requests for now.
 
-    `ping` is called to request a sign of life, `gone` once if none comes. Time is counted in ticks of the event loop:
-    a gateway that was blocked itself, and has not yet read the messages, must not take that for silence.
+    `ping` is called to request a reply, `on_silent` once if none arrives. Time is counted in ticks of the event loop:
+    a gateway that was blocked itself has not read the messages yet, and must not take that for a hang.
     """
 
     def __init__(self, name: str, *, ping: Callable[[], None], on_silent: Callable[[], None]) -> None:
@@ -43,7 +43,7 @@ class Watch:
         self._ticks = 0
         if self.silent:
             self.silent = False
-            logger.warning("%s answers again", self._name)
+            logger.warning("%s responds again", self._name)
         if not owes:
             self.close()
 

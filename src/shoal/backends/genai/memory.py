@@ -34,9 +34,9 @@ def block_bytes(heads: Iterable[tuple[int, int]], precision: str) -> int:
     return total
 
 
-def cache_budget(asked_mb: int, available: int) -> int:
+def cache_budget(configured_mb: int, available: int) -> int:
     """Return the bytes for contexts: the operator's setting, else a share of the free memory."""
-    return asked_mb * 2**20 if asked_mb else min(MOST_BYTES, max(LEAST_BYTES, available // SHARE))
+    return configured_mb * 2**20 if configured_mb else min(MOST_BYTES, max(LEAST_BYTES, available // SHARE))
 
 
 def count_blocks(budget_bytes: int, one: int, *, explicit: bool, context_tokens: int | None, streams: int) -> int:

@@ -2,8 +2,8 @@
 
 A frame is a length of four bytes, big-endian, followed by that many bytes. The gateway sends one Open, then Start,
 Prepare, Cancel and Ping in any order; the end of the stream ends the process. The process sends one Opened or
-LoadRefused, then a list of Produced after each step and each message, possibly empty: a process that owes one and does
-not send it is stuck.
+LoadRefused, then a list of Produced after each step and each message, possibly empty: if one that is due does not
+arrive, the process has hung.
 """
 
 from __future__ import annotations

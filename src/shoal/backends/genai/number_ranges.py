@@ -78,7 +78,7 @@ def _round(bound: Decimal | None, direction: str) -> Decimal | None:
 def _narrow(bounds: Range) -> Range:
     """Clamp bounds to +-LARGEST, which few numbers exceed."""
     if (bounds.lower or 0) > LARGEST or (bounds.upper or 0) < -LARGEST:
-        raise InvalidValue(f"no number up to {LARGEST:.0e} is within its bounds: change them")
+        raise InvalidValue(f"no number up to {LARGEST:.0e} is within the bounds: change them")
     if bounds.lower is not None and bounds.lower < -LARGEST:
         bounds = bounds._replace(lower=-LARGEST)
     if bounds.upper is not None and bounds.upper > LARGEST:
@@ -120,7 +120,7 @@ def _write_multiples(bounds: Range, step: Decimal, *, integers: bool) -> str:
 
 def _alternatives(made: list[str]) -> str:
     if not made:
-        raise InvalidValue("no number is within its bounds: widen them")
+        raise InvalidValue("no number is within the bounds: widen them")
     return made[0] if len(made) == 1 else f"({' | '.join(made)})"
 
 

@@ -45,11 +45,13 @@ async def open_llm(
     """
     spec = stored.manifest.generation
     if spec is None:
-        raise AddressError(f"{name}: {stored.manifest.address} embeds and does not generate: name a language model")
+        raise AddressError(
+            f"{name}: {stored.manifest.address} is an embedding model, which cannot generate: use a language model"
+        )
     if table.adapters:
         raise ConfigError(
-            f'[models."{name}".adapters]: local models do not support LoRAs; merge it into the model before the '
-            "export, or use a server that supports them"
+            f'[models."{name}".adapters]: local models do not support LoRA adapters; merge them into the model '
+            "before the export, or use a server that supports them"
         )
     rounded = await asyncio.to_thread(_rounded_weights, stored, spec)
     generator = await start_generator(model_path(stored, spec), name=name, options=_options(spec, settings, table))
@@ -62,8 +64,8 @@ async def open_llm(
         raise
     if rounded:
         logger.warning(
-            "%s: the engine rounds the minima of %s weights, so that their error is 1.4 times as large; files in Q4_0, "
-            "Q6_K, Q8_0 and F16 are computed exactly",
+            "%s: the engine rounds the minima of %s weights, so their error is 1.4 times as large; Q4_0, Q6_K, Q8_0 "
+            "and F16 files are computed exactly",
             name,
             " and ".join(rounded),
         )
@@ -91,7 +93,7 @@ def model_path(stored: StoredModel, spec: GenerationSpec) -> Path:
 def _options(spec: GenerationSpec, settings: Settings, table: ModelTable) -> GenaiOptions:
     precision = settings.precision
     if precision == "fp16" or precision == "int8":  # noqa: PLR1714 - only this form narrows the type
-        precision = "auto"  # both store an embedder's weights; those of a language model are stored as its author chose
+        precision = "auto"  # both apply to an embedder's weights; a language model keeps its published ones
     return GenaiOptions(
         precision=precision,
         threads=settings.threads,
@@ -128,7 +130,7 @@ def _build_facts(stored: StoredModel, spec: GenerationSpec, able: GeneratorFacts
         precision=_precision(stored, spec) or str(able.details["precision"]),
         space=_hash_weights(manifest.weights),
         revision=manifest.revision,
-        verified="made a token when it was loaded",
+        verified="generated a token at load",
         context_tokens=able.context_tokens,
         details=details,
     )
@@ -143,8 +145,8 @@ def _precision(stored: StoredModel, spec: GenerationSpec) -> str:
         written = msgspec.json.decode((stored.graph.parent / IR_DETAILS).read_bytes())
     except (OSError, msgspec.DecodeError, RecursionError):  # it is only displayed
         return ""
-    quantised = written.get("quantization_config") if isinstance(written, dict) else None
-    bits = quantised.get("bits") if isinstance(quantised, dict) else None
+    quantization = written.get("quantization_config") if isinstance(written, dict) else None
+    bits = quantization.get("bits") if isinstance(quantization, dict) else None
     return f"int{bits}" if isinstance(bits, int) else ""
 
 

@@ -103,11 +103,11 @@ class Worker:
                 await self.process.wait()
         await asyncio.wait([self._collect_task], timeout=CLOSE_S)
         code = self.process.returncode
-        how = f"was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended ({code})"
+        how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited ({code})"
         tail = self._output_tail[-SHOWN_BYTES:].decode(errors="replace").strip()
         if tail:
-            logger.error("the last that a language model's process wrote:\n%s", tail)
-        return Crashed(f"the language model's process {how}; the log has its last words; load the model again")
+            logger.error("last output of a language model's process:\n%s", tail)
+        return Crashed(f"the language model's process {how}; see the log for its last output; load the model again")
 
     def kill(self) -> None:
         if self.process.returncode is None:

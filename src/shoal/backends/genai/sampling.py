@@ -87,7 +87,7 @@ def _configure_choice(rules: Any, sampling: Sampling) -> None:
 def structure_arguments(guide: Guide) -> dict[str, str]:
     """Return the arguments of the library's StructuredOutputConfig. Raises InvalidValue."""
     if len(guide.value) > LONGEST_GUIDE:
-        raise InvalidValue(f"the form of the answer is longer than {LONGEST_GUIDE} characters", param="response_format")
+        raise InvalidValue(f"the output format is longer than {LONGEST_GUIDE} characters", param="response_format")
     if guide.kind == "json_object":
         return {"grammar": compact_schema.OBJECT}
     if guide.kind == "json_schema":
@@ -107,5 +107,5 @@ def _choices(value: str) -> list[str]:
     except ValueError:
         choices = None
     if not isinstance(choices, list) or not choices or not all(isinstance(one, str) and one for one in choices):
-        raise InvalidValue("choices must be a list of texts that are not empty", param="guided_choice")
+        raise InvalidValue("choices must be a non-empty list of non-empty strings", param="guided_choice")
     return choices

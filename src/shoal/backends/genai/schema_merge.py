@@ -47,7 +47,7 @@ def _both(left: Schema, right: Schema) -> tuple[tuple[Schema, Schema], ...]:
 
 
 def _differing_error(key: str) -> InvalidValue:
-    return InvalidValue(f"`{key}` differs in schemas that apply together: write it in one of them")
+    return InvalidValue(f"`{key}` differs in schemas that apply together: set it in only one of them")
 
 
 def _merge_values(key: str, left: Any, right: Any) -> Any:
@@ -57,7 +57,7 @@ def _merge_values(key: str, left: Any, right: Any) -> Any:
         case "enum", list(), list():
             return [each for each in left if any(is_same(each, other) for other in right)]
         case "const", _, _:
-            raise Impossible("nothing is two constants at once: leave one out")
+            raise Impossible("`const` has two different values: remove one of them")
         case "required", list(), list():
             return [*left, *(name for name in right if name not in left)]
         case "anyOf" | "oneOf", list(), list() if len(left) * len(right) <= MAX_BRANCHES:
@@ -81,7 +81,7 @@ def _common_types(left: Any, right: Any) -> list[Any]:
     common = [name for name in names if name in others or (name == "integer" and "number" in others)]
     common += [name for name in others if name == "integer" and name not in common and "number" in names]
     if not common:
-        raise Impossible(f"nothing is both {left!r} and {right!r}: change one `type`")
+        raise Impossible(f"no value is both {left!r} and {right!r}: change one `type`")
     return common
 
 
@@ -94,7 +94,7 @@ def _merge_properties(left: Schema, right: Schema) -> Schema:
             raise _differing_error("patternProperties")
     parts = [(schema.get("properties", {}), schema.get("additionalProperties", True)) for schema in (left, right)]
     if not all(isinstance(named, dict) for named, _ in parts):
-        raise InvalidValue("`properties` is not an object: map names to schemas")
+        raise InvalidValue("`properties` must map names to schemas")
     names = [*parts[0][0], *(name for name in parts[1][0] if name not in parts[0][0])]
     made: Schema = {name: _both_of(*(named.get(name, more) for named, more in parts)) for name in names}
     merged: Schema = {"properties": made}

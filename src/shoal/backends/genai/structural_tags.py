@@ -30,7 +30,8 @@ def _rewrite(node: Any) -> Any:
         return {"type": "grammar", "grammar": write_grammar(json.dumps(node["json_schema"]))}
     if node.get("type") == "qwen_xml_parameter":
         raise InvalidValue(
-            "tags of the type 'qwen_xml_parameter' allow any whitespace: use 'json_schema'", param="response_format"
+            "'qwen_xml_parameter' tags are not supported, because they allow any whitespace: use 'json_schema'",
+            param="response_format",
         )
     for key in _LITERALS:
         value = node.get(key)

@@ -1,8 +1,8 @@
 """The process of one language model: `python -m shoal.backends.genai.worker SOCKET PARENT`, a descriptor and a pid.
 
 One thread reads the gateway's messages, steps the pipeline and sends the results. It ends after the current step when
-the gateway closes the socket. It blocks while the gateway does not read, so no output piles up here. On Linux it is
-killed with its gateway at once, since a load or a step may take minutes.
+the gateway closes the socket. It blocks while the gateway does not read, so output does not accumulate here. On Linux
+it is killed with its gateway at once, since a load or a step may take minutes.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class _Answer:
 
 
 class GenerationLoop:
-    """Runs the answers in progress of one pipeline."""
+    """Runs the active answers of one pipeline."""
 
     def __init__(self, pipeline: Pipeline, line: MessageSocket) -> None:
         self._pipeline = pipeline
@@ -175,7 +175,7 @@ class GenerationLoop:
         except ShoalError as error:
             self._fail(start.id, error)
         except (RuntimeError, ValueError, TypeError) as error:
-            self._fail(start.id, InvalidValue(f"the model refuses these parameters: {clean_message(error)}"))
+            self._fail(start.id, InvalidValue(f"the model rejected these parameters: {clean_message(error)}"))
         else:
             self._answers[start.id] = answer
 
@@ -251,7 +251,7 @@ class GenerationLoop:
         if capacity and needed >= capacity:
             self._fail(answer.start.id, _no_room_error(needed, capacity))
         elif answer.tries > MAX_RESTARTS or (answer.output_ids and answer.start.sampling.guide is not None):
-            self._fail(answer.start.id, OutOfMemory("other requests took the memory for contexts: raise kv_cache_mb"))
+            self._fail(answer.start.id, OutOfMemory("other requests filled the KV cache: raise kv_cache_mb"))
         else:
             answer.rules.max_new_tokens = answer.max_tokens - len(answer.output_ids)
             answer.rules.min_new_tokens = max(0, answer.rules.min_new_tokens - len(answer.output_ids))
@@ -274,18 +274,20 @@ class GenerationLoop:
     def fail_all(self, error: RuntimeError) -> None:
         """Send an error for every answer, as the last message of this process."""
         for number in self._answers:
-            self._fail(number, EngineFailed(f"the language model broke down ({clean_message(error)}); load it again"))
+            self._fail(number, EngineFailed(f"the language model failed ({clean_message(error)}); load it again"))
         self._flush()
 
 
 def _no_guide_error(guide: Guide) -> InvalidValue:
-    return InvalidValue("this model cannot be guided: it has no detokenizer; choose another one", param=guide.field)
+    return InvalidValue(
+        "this model does not support structured output: it has no detokenizer; use another model", param=guide.field
+    )
 
 
 def _no_room_error(tokens: int, capacity: int) -> OutOfMemory:
     return OutOfMemory(
-        f"{tokens} tokens do not fit into the {capacity} for which there is memory: shorten the prompt or max_tokens, "
-        "or raise kv_cache_mb"
+        f"{tokens} tokens do not fit into the KV cache of {capacity} tokens: shorten the prompt, lower max_tokens, or "
+        "raise kv_cache_mb"
     )
 
 
@@ -311,9 +313,9 @@ def end_with_parent(parent: int) -> None:
     """Let the kernel kill this process when the gateway's thread that started it ends. Raises SystemExit if it already
     ended. Works on Linux only; elsewhere this process ends when it sees the closed socket."""
     if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
-        sys.stderr.write("the kernel will not end this process with the gateway\n")
+        sys.stderr.write("this process cannot be set to exit with the gateway: prctl failed\n")
     if os.getppid() != parent:
-        raise SystemExit("the gateway that started this process is gone")
+        raise SystemExit("the gateway that started this process has exited")
 
 
 def main(sock: socket.socket) -> int:

@@ -31,7 +31,9 @@ class LocalBackend(Backend):
         stored = await self.prepare(target, addresses[0], report)
         if stored.manifest.generation is not None:
             if len(addresses) > 1:
-                raise AddressError(f"{target.name}: a local language model has one address: it batches by itself")
+                raise AddressError(
+                    f"{target.name}: a local language model must have one address, as it batches requests itself"
+                )
             return await self._open_llm(target, stored)
         if stored.manifest.image is not None:
             return await self._open_dual_encoder(target, addresses, report)
@@ -93,7 +95,7 @@ class LocalBackend(Backend):
         pipeline, generator, facts = await open_llm(target.name, stored, target.settings, target.table)
         try:
             return self.resources.generation(target, pipeline, [generator], facts, recommended)
-        except BaseException:  # the table's sampling is not supported: close the process, which nobody owns now
+        except BaseException:  # the table's sampling is not supported: no runner owns the process, so close it here
             await generator.aclose()
             raise
 

@@ -1,4 +1,4 @@
-"""Compiles a graph file into OpenVINO models, quietly, in the configured precision or one that passes the check."""
+"""Compiles a graph file to OpenVINO models, without telemetry, in the configured precision or one that is checked."""
 
 from __future__ import annotations
 
@@ -173,15 +173,15 @@ def _choose_precision(
     if options.precision == "bf16" and not native:
         raise ConfigError("this processor has no bf16 arithmetic; use precision f32 or auto", param="precision")
     if options.precision == "int8":
-        return _PrecisionChoice("bf16" if native else "f32", "weights in int8")
+        return _PrecisionChoice("bf16" if native else "f32", "int8 weights")
     if options.precision == "fp16":
-        return _PrecisionChoice("f32", "weights in fp16")
+        return _PrecisionChoice("f32", "fp16 weights")
     if options.precision != "auto":
         return _PrecisionChoice(options.precision, "as configured")
     if not native:
         return _PrecisionChoice("f32", "the processor has no bf16 arithmetic")
     if not options.samples:
-        return _PrecisionChoice("f32", "no samples to check bf16 with")
+        return _PrecisionChoice("f32", "no samples for the bf16 check")
     key = _cache_key(compiler.core, options.samples)
     if options.precision_check is not None and options.precision_check.key == key:
         return _PrecisionChoice(

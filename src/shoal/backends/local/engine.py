@@ -39,7 +39,7 @@ class Lanes(NamedTuple):
 class LocalEngine:
     """An Engine over `lanes`, for inputs of at most `max_length` tokens.
 
-    `warm` says which shapes to run first. `rebuild`, for engines that a failed batch may corrupt, creates new lanes;
+    `warm`: which shapes to run first. `rebuild`, for engines that a failed batch may corrupt, creates new lanes;
     batches that arrive meanwhile wait for them. `end` is called after everything is closed.
     """
 
@@ -122,10 +122,12 @@ class LocalEngine:
             self._lanes = await rebuild()
         except ShoalError as error:
             self._closed = True  # the model cannot be loaded any more; `ready` reports it
-            logger.error("%s is out of service: after a failed batch %s", self.facts.name, error.message)
-        except Exception:  # the failed lanes may return wrong results, and nobody awaits this task's error
+            logger.error(
+                "%s is out of service: it cannot be rebuilt after a failed batch: %s", self.facts.name, error.message
+            )
+        except Exception:  # the failed lanes may return wrong results, and no caller awaits this task's error
             self._closed = True
-            logger.exception("%s is out of service: after a failed batch it could not be rebuilt", self.facts.name)
+            logger.exception("%s is out of service: it cannot be rebuilt after a failed batch", self.facts.name)
         finally:
             self._rebuild_task = None
 

@@ -19,7 +19,7 @@ ENGINES = {
 """Maps an engine's name, which is also the package it needs, to its "module:open". `auto` tries them in this order."""
 
 FOLDER_ENGINES = {"torch": "shoal.backends.local.torch:open"}
-"""Engines that run a model's folder, as its author published it, with `EngineOptions.spec`. The others run graphs.
+"""Engines that run a published model folder, with `EngineOptions.spec`. The others run graphs.
 `auto` tries these last."""
 
 EXTRAS = {"openvino": "local", "onnxruntime": "ort", "torch": "torch"}

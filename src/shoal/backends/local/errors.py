@@ -31,8 +31,8 @@ RuntimeError for nearly everything. The first matching row counts; without a mat
 
 MESSAGES = {
     OutOfMemory: "the batch did not fit into memory; lower max_batch_tokens",
-    InputRejected: "the engine refused these inputs; check their lengths and ids",
-    EngineFailed: "the engine failed on this batch; the log has the cause",
+    InputRejected: "the engine rejected these inputs; check their lengths and token ids",
+    EngineFailed: "the engine failed on this batch; see the log for the cause",
 }
 MAX_MESSAGE_CHARS = 300
 

@@ -136,8 +136,10 @@ def _conversion_options(settings: Settings) -> Fallbacks:
     except MissingExtra:  # models may be fetched before an engine is installed
         folders = False
     able = settings.convert == "auto" and can_export()
-    pictured = settings.convert == "auto" and can_export_towers()
-    return Fallbacks(run_export if able else None, folders=folders, towers=run_towers_export if pictured else None)
+    exports_images = settings.convert == "auto" and can_export_towers()
+    return Fallbacks(
+        run_export if able else None, folders=folders, towers=run_towers_export if exports_images else None
+    )
 
 
 def choose_graph_engine(engine: str) -> str:
@@ -348,9 +350,9 @@ def _describe_variant(variant: Variant, parity: Mapping[str, Any]) -> str:
     moved = parity.get(f"{variant}_max_difference")
     if moved is not None:
         return f"{variant} weights: {speed}; scores move by {moved:.4f} of their range"
-    mean, least = parity[f"{variant}_mean_cosine"], parity[f"{variant}_min_cosine"]
-    words = f"{variant} weights: {speed}; mean cosine to f32 {mean:.4f}, least {least:.4f}"
-    return words + ("; an index of other vectors must be embedded again" if variant == "int8" else "")
+    mean, minimum = parity[f"{variant}_mean_cosine"], parity[f"{variant}_min_cosine"]
+    words = f"{variant} weights: {speed}; mean cosine to f32 {mean:.4f}, minimum {minimum:.4f}"
+    return words + ("; indexes of other vectors must be embedded again" if variant == "int8" else "")
 
 
 def _engine_path(engine: str, stored: StoredModel, variant: Variant | None) -> Path:

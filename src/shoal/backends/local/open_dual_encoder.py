@@ -62,7 +62,7 @@ async def open_dual_encoder(
     engine = choose_graph_engine(settings.engine)
     if settings.precision in VARIANTS:
         raise ConfigError(
-            f'{name}: precision {settings.precision} is for models of texts alone: set `precision = "auto"` in '
+            f'{name}: precision {settings.precision} is for text-only models: set `precision = "auto"` in '
             f'[models."{name}"]'
         )
     stored = [apply_prompts(one, table) if one.manifest.text is not None else one for one in stored]
@@ -86,7 +86,7 @@ def _select_towers(name: str, stored: StoredModel, settings: Settings) -> list[M
     has: dict[Modality, bool] = {"text": manifest.text is not None, "image": manifest.image is not None}
     modalities = [modality for modality, there in has.items() if there and settings.towers in ("both", modality)]
     if not modalities:
-        raise ConfigError(f"{name} has no {settings.towers} tower: leave `towers` out of its settings")
+        raise ConfigError(f"{name} has no {settings.towers} tower: remove `towers` from its settings")
     return modalities
 
 

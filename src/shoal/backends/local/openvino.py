@@ -46,10 +46,10 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
         precision=options.precision if variant else compiled.precision,
         details=_details(compiled),
     )
-    decided = options if variant else replace(options, precision=compiled.precision)
+    final_options = options if variant else replace(options, precision=compiled.precision)
 
     async def rebuild() -> Lanes:
-        return _lanes(await asyncio.to_thread(compile_graph, graph, decided))
+        return _lanes(await asyncio.to_thread(compile_graph, graph, final_options))
 
     engine = LocalEngine(
         facts,

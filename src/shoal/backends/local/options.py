@@ -13,8 +13,8 @@ from shoal.core.protocols import Tensors
 from shoal.specs import TextSpec
 
 MAX_STREAMS = 8
-"""With more slots, batches get small under a load that few large ones would serve faster. Further cores become threads
-of the streams."""
+"""More slots would split a load into small batches, which are slower than a few large ones. Further cores become
+threads of the streams."""
 
 
 ISA_SWITCHES = ("ONEDNN_MAX_CPU_ISA", "OV_CPU_MAX_ISA", "ATEN_CPU_CAPABILITY")

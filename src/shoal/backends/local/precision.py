@@ -1,10 +1,10 @@
 """Decides whether 16 bits serve a model as well as float32: comparison figures, and the bounds that `auto` applies.
 
-The question is what a user would lose. Vectors are compared with others, so the figures measure how far vectors move
+The figures measure what users would notice. Vectors are compared with others, so the figures are how far vectors move
 overall (the mean, and the hundredth that moves most), and whether pairs keep their order and texts their nearest
 neighbor. A single odd text must not decide: its cosine differs with the processor, the engine's version and the order
-of its sums. The bounds are at least an order of magnitude away from what sound models measure (docs/design.md has the
-figures), so that none of these flips a choice. A model that 16 bits break misses them by as much.
+of its sums. The bounds are at least an order of magnitude away from the figures of sound models (docs/design.md lists
+them), so that such differences do not change the choice. A model that 16 bits break misses them by as much.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOT_FINITE = 1e30
 """Stands for infinity in JSON, which has none."""
 
 MAX_RANKED_ROWS = 512
-"""Maximum rows of one matrix whose pairs are ranked. More rows say the same at quadratic cost."""
+"""Maximum rows of one matrix whose pairs are ranked. More rows give the same result at quadratic cost."""
 
 MIN_NEIGHBOR_ROWS = 32
 """Minimum rows of one matrix for counting nearest neighbors. Among fewer, a single tie would weigh too much."""
@@ -66,7 +66,7 @@ class PrecisionCheck:
             f"{name.replace('_', ' ')} {self.figures[name]:.6f} {_format_bound(name, self.figures[name])}"
             for name in shown
         )
-        return f"{self.precision} beside f32: {', '.join(parts) or 'nothing to compare'}"
+        return f"{self.precision} compared with f32: {', '.join(parts) or 'no figures'}"
 
 
 def _misses(name: str, value: float) -> bool:
@@ -99,7 +99,7 @@ def compare(
 
 def compare_vectors(exact: Sequence[Array], fast: Sequence[Array], *, ranked: bool = True) -> dict[str, float]:
     """Return the figures of MIN_FIGURES over rows of vectors, all zero if a row is not finite. Two rows of zeros agree
-    and count for nothing; without any other rows the result is empty. `ranked`: whether rows may be compared with each
+    and are ignored; without any other rows the result is empty. `ranked`: whether rows may be compared with each
     other."""
     a, b = (_stack_rows(rows) for rows in (exact, fast))
     there = a.any(axis=-1) | b.any(axis=-1)

@@ -2,7 +2,8 @@
 
 The choices rest on these figures (all-MiniLM-L6-v2, OpenVINO, two AVX512-BF16 cores). The first batch of a shape costs
 2 ms more than later ones in f32 and 5 ms in bf16, whatever its size, because kernels are compiled for it, per stream.
-Time is linear in tokens without steps, so padding costs what it adds. A warmed shape holds about 0.4 MB per stream.
+Time is linear in tokens, without steps, so padding costs as much as other tokens. A warmed shape holds about 0.4 MB
+per stream.
 """
 
 from __future__ import annotations

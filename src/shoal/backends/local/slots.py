@@ -103,7 +103,7 @@ class Slots:
             self._put(worker)
             raise engine_error(error) from error
         try:
-            # Neither the end of the time nor a cancellation may cancel `done`, which tells when the worker is free.
+            # Neither a timeout nor a cancellation may cancel `done`, which reports when the worker is free.
             await asyncio.wait((done,), timeout=deadline - time.monotonic())
         except asyncio.CancelledError:
             worker.abort()
@@ -149,7 +149,7 @@ class Slots:
 
 
 def _schedule(loop: asyncio.AbstractEventLoop, settle: Callable[[], None]) -> None:
-    if not loop.is_closed():  # nobody waits on a loop that was closed with batches in flight
+    if not loop.is_closed():  # no task waits on a loop that was closed with batches in flight
         loop.call_soon_threadsafe(settle)
 
 

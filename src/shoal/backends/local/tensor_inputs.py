@@ -30,14 +30,16 @@ def check_inputs(inputs: Tensors, ports: Sequence[Port], max_length: int) -> dic
     """Return the inputs as the engine takes them: for every port an array of its type, C-contiguous and writable.
     Arrays that already match are not copied.
 
-    All variable axes beside the batch are one axis: the length. Engines detect sizes that disagree, but OpenVINO does
-    not survive it: after a failed batch its stream keeps half of the failed shapes. Raises InputRejected, which names
-    the input: missing, unknown, of another kind or rank, empty, longer than `max_length`, or of other sizes than the
-    others.
+    All variable axes except the batch are one axis: the length. Engines detect sizes that disagree, but OpenVINO does
+    not recover from it: after a failed batch its stream keeps half of the failed shapes. Raises InputRejected, naming
+    the input, if it is missing, unknown, empty, of another type or rank, longer than `max_length`, or of other sizes
+    than the others.
     """
     names = [port.name for port in ports]
     if unknown := [name for name in inputs if name not in names]:
-        raise InputRejected(f"the graph has no input {unknown[0]!r}; it takes {', '.join(names)}", param=unknown[0])
+        raise InputRejected(
+            f"the graph has no input {unknown[0]!r}; its inputs are {', '.join(names)}", param=unknown[0]
+        )
     feeds: dict[str, Array] = {}
     for port in ports:
         if port.name not in inputs:
@@ -56,7 +58,7 @@ def check_inputs(inputs: Tensors, ports: Sequence[Port], max_length: int) -> dic
         sizes = ", ".join(f"{name} {size}" for name, size in lengths.items())
         raise InputRejected(f"all inputs of a batch need the same length, not {sizes}")
     if max(lengths.values(), default=0) > max_length:
-        raise InputRejected(f"this model takes at most {max_length} tokens an input; send shorter ones")
+        raise InputRejected(f"this model accepts at most {max_length} tokens per input; send shorter ones")
     return feeds
 
 
@@ -64,13 +66,13 @@ def _fit(array: Array, port: Port) -> Array:
     sizes = [actual if size is None else size for size, actual in zip(port.shape, array.shape, strict=False)]
     if array.ndim != len(port.shape) or sizes != list(array.shape):
         raise InputRejected(
-            f"{port.name} takes the shape {_format_shape(port.shape)}, not {_format_shape(array.shape)}",
+            f"{port.name} must have the shape {_format_shape(port.shape)} (got {_format_shape(array.shape)})",
             param=port.name,
         )
     if not array.size:
-        raise InputRejected(f"{port.name} is empty; a batch needs a row and a row a token", param=port.name)
+        raise InputRejected(f"{port.name} is empty; send at least one row of at least one token", param=port.name)
     if not np.can_cast(array.dtype, port.dtype, "same_kind"):
-        raise InputRejected(f"{port.name} takes {port.dtype}, not {array.dtype}", param=port.name)
+        raise InputRejected(f"{port.name} must be {port.dtype} (got {array.dtype})", param=port.name)
     return np.require(array, port.dtype, ("C_CONTIGUOUS", "WRITEABLE"))
 
 

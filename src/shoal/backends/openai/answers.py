@@ -33,7 +33,7 @@ _REASONS = {
 
 
 def has_choices(body: bytes) -> bool:
-    """Whether a whole answer of chat or completions has any choices."""
+    """Return whether a whole answer of chat or completions has any choices."""
     try:
         return bool(_CHOICES.decode(body).choices)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -56,6 +56,6 @@ def sort_by_index(found: Sequence[tuple[int | None, T]], count: int, where: str)
         rows[place if index is None else index] = row
     if len(found) != count or set(rows) != set(range(count)):
         raise UpstreamFailed(
-            f"the server at {where} answered {len(found)} rows for {count} inputs, or not one for each"
+            f"the server at {where} returned {len(found)} rows for {count} inputs, or not one row per input"
         )
     return [rows[place] for place in range(count)]

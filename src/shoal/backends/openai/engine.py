@@ -131,7 +131,7 @@ class UpstreamEngine(PresenceMixin):
                 order += some
                 done += len(some)
         if len({part.shape[1] for part in parts}) > 1:
-            raise UpstreamFailed(f"the server at {self.client.base} answered rows of several lengths")
+            raise UpstreamFailed(f"the server at {self.client.base} returned rows of different lengths")
         if len(parts) == 1:
             return parts[0], tokens
         values = np.empty((len(items), parts[0].shape[1]), dtype=np.float32)

@@ -52,11 +52,9 @@ def refusal_error(answer: Answer, where: str) -> ShoalError:
     if error := rejected_key_error(answer, where):
         return error
     if 300 <= answer.status < 400:
-        return UpstreamFailed(f"the server at {where} redirects, which is not followed: write the address where it is")
+        return UpstreamFailed(f"the server at {where} redirects, which Shoal does not follow: use its final address")
     if answer.status < 400:
-        return UpstreamFailed(
-            f"the server at {where} answered status {answer.status} where it should have answered 200"
-        )
+        return UpstreamFailed(f"the server at {where} returned status {answer.status} instead of 200")
     return UpstreamRefused(
         f"the server at {where} refused with status {answer.status}{quote_message(answer)}",
         status=answer.status,
@@ -97,8 +95,8 @@ def failure_error(body: bytes, key: bytes = b"") -> UpstreamRefused:
 def invalid_answer_error(what: str) -> UpstreamRefused:
     """Return the error for an answer of status 200, or one of its events, that does not follow OpenAI's API."""
     return UpstreamRefused(
-        f"the server answered {what}: check that the model's address has the path of an OpenAI-compatible API (mostly "
-        "/v1), and look into the server's log",
+        f"the server returned {what}: check that the model's address has the path of an OpenAI-compatible API (usually"
+        " /v1), and see the server's log",
         status=502,
     )
 
@@ -107,9 +105,7 @@ def _client_body(answer: Answer) -> bytes:
     """Return the body for the client: the server's own, or a replacement if that quotes Shoal's key."""
     if not answer.quotes_key:
         return answer.body
-    message = (
-        f"the server refused with status {answer.status}, with a message that quotes Shoal's own key, which is withheld"
-    )
+    message = f"the server refused with status {answer.status}; its message is withheld because it quotes Shoal's key"
     return msgspec.json.encode({"error": {"message": message, "type": "upstream_error", "param": None, "code": None}})
 
 
@@ -120,7 +116,7 @@ def engine_error(answer: Answer, where: str) -> ShoalError:
         return error
     words = quote_message(answer)
     if status == 413 or (status in (400, 422) and _BUDGET.search(answer.raw_message)):
-        return OutOfMemory(f"the batch is larger than the server at {where} takes{words}: lower max_batch_tokens")
+        return OutOfMemory(f"the batch is larger than the server at {where} accepts{words}: lower max_batch_tokens")
     if status == 429 or (status == 503 and retry_after(answer.headers) is not None):
         return Overloaded(
             f"the server at {where} is too busy{words}: try again", retry_after=retry_after(answer.headers)
@@ -131,4 +127,4 @@ def engine_error(answer: Answer, where: str) -> ShoalError:
         return InputRejected(f"the server at {where} refused these inputs{words}")
     if any(memory in words.lower() for memory in _MEMORY):
         return OutOfMemory(f"the batch did not fit into the memory of the server at {where}{words}")
-    return UpstreamFailed(f"the server at {where} failed with status {status}{words}; its log says more")
+    return UpstreamFailed(f"the server at {where} failed with status {status}{words}: see its log")

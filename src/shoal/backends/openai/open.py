@@ -102,7 +102,7 @@ async def open_upstream(target: Target, lane: MakeLane, note: Notify) -> Runner:
             except (TransportFailed, CapacityError) as error:  # lost or busy before its first answer
                 note(f"waiting for {target.addresses[found.number]}: {error.message}")
             await asyncio.sleep(pause)
-    raise AssertionError("the backoff is endless")
+    raise AssertionError("the retry loop never ends")
 
 
 async def list_offers(address: Address, settings: Settings) -> dict[str, ServedModel | str]:
@@ -118,7 +118,7 @@ async def list_offers(address: Address, settings: Settings) -> dict[str, ServedM
     if key := rejected_key_error(answer, client.base):
         raise ConfigError(key.message)
     if answer.status in BUSY:
-        raise TransportFailed(f"{client.base}/models answers status {answer.status}{quote_message(answer)}: try again")
+        raise TransportFailed(f"{client.base}/models returns status {answer.status}{quote_message(answer)}: try again")
     listed = _parse_model_list(answer)
     if listed is None:
         raise ConfigError(f"{address} does not list its models: name the one to serve, as {address}#MODEL")
@@ -130,9 +130,9 @@ async def list_offers(address: Address, settings: Settings) -> dict[str, ServedM
         try:
             check_name(name)
             if parse_address(str(here)) != here:
-                raise AddressError(f"{model!r} cannot stand in an address")
+                raise AddressError(f"{model!r} cannot be written in an address")
             if name in found:
-                raise AddressError(f"another model is served as {name} already: name this one, NAME={here}")
+                raise AddressError(f"another model is already served as {name}: give this one a name, NAME={here}")
             found[name] = ServedModel(name=name, addresses=(here,))
         except AddressError as error:
             found[model] = error.message
@@ -165,7 +165,7 @@ async def _discover(client: Client, model: str, table: ModelTable, number: int) 
     they cannot be determined, ConfigError if the model cannot be served."""
     answer = await client.get("/models", time.monotonic() + ASK_S)
     if answer.status in BUSY:
-        raise _NotReadyYet(f"/models answers status {answer.status}{quote_message(answer)}")
+        raise _NotReadyYet(f"/models returns status {answer.status}{quote_message(answer)}")
     listed = _parse_model_list(answer) or []
     own = next((one for one in listed if one.id == model), None)
     if tasks := table.tasks or (own.supported_tasks if own is not None else ()):
@@ -185,7 +185,7 @@ async def _discover(client: Client, model: str, table: ModelTable, number: int) 
         tasks = ("rerank", "classify")
     for task, outcome in answers.items():
         if isinstance(outcome, Answer) and (why := _retry_reason(outcome, client, tasks)):
-            raise _NotReadyYet(f"{why}, asked whether it can {task}{_TASKS_HINT if tasks else ''}")
+            raise _NotReadyYet(f"cannot find out whether it can {task}: {why}{_TASKS_HINT if tasks else ''}")
     if tasks:
         return _Discovery(number, tasks, own, routes)
     if not any(
@@ -203,13 +203,11 @@ def _raise_if_unsure(unsure: Sequence[Answer], client: Client, task: str) -> Non
     """Raise _NotReadyYet if the server may answer one of these requests differently later."""
     for answer in unsure:
         key = rejected_key_error(answer, client.base)
-        raise _NotReadyYet(
-            f"{key.message if key else f'it answers status {answer.status}{quote_message(answer)}'}, asked whether "
-            f"it can {task}"
-        )
+        why = key.message if key else f"it returns status {answer.status}{quote_message(answer)}"
+        raise _NotReadyYet(f"cannot find out whether it can {task}: {why}")
 
 
-_TASKS_HINT = "; if it cannot, say what it can with `tasks` in its table of shoal.toml"
+_TASKS_HINT = "; if it cannot, set the model's `tasks` in shoal.toml"
 
 
 def _retry_reason(answer: Answer, client: Client, tasks: Sequence[TaskKind]) -> str:
@@ -218,21 +216,20 @@ def _retry_reason(answer: Answer, client: Client, tasks: Sequence[TaskKind]) -> 
         return key.message
     # Some servers answer 500 for a task they do not support; if the model has another task, a 500 means that.
     if answer.status in (BUSY - {500} if tasks else BUSY):
-        return f"it answers status {answer.status}{quote_message(answer)}"
+        return f"it returns status {answer.status}{quote_message(answer)}"
     return ""
 
 
 def _no_task_message(client: Client, model: str, answer: Answer | bool, names: Sequence[str]) -> str:
-    """Return why the model has no task that Shoal supports."""
+    """Return the reason why the model has no task that Shoal supports."""
     assert isinstance(answer, Answer)
     if key := rejected_key_error(answer, client.base):
         return key.message
     if names and model not in names:
         return f"the server at {client.base} has no model {model!r}; it has {', '.join(names[:20])}"
     return (
-        f"{model} at {client.base} neither embeds, scores nor chats{quote_message(answer)}: check the name and the "
-        f"path, and "
-        "say what it can do with `tasks` in its table of shoal.toml"
+        f"{model} at {client.base} neither embeds, scores nor chats{quote_message(answer)}: check the name and the"
+        " path, or set the model's `tasks` in shoal.toml"
     )
 
 

@@ -41,7 +41,7 @@ from shoal.specs import Activation
 from shoal.types import TaskKind, Vectors
 
 PROBE_S = 60.0
-"""Timeout in seconds of a model's first texts: its server may have to load the model."""
+"""Timeout in seconds of a model's first probe: its server may have to load the model."""
 
 QUERY_SLOTS = 8
 """Calls in flight at a server that takes one query per call, since queries of several requests cannot be batched."""
@@ -129,7 +129,9 @@ class _EmbeddingOpener:
         probed = await probe(engine, self._probe_pipeline, time.monotonic() + PROBE_S)
         self._reference[0].check(probed, engine.facts.name)
         if self.ids and not await self._takes_ids(engine):
-            raise ConfigError(f"{engine.facts.name} takes no token ids, and its peers do: serve it under another name")
+            raise ConfigError(
+                f"{engine.facts.name} rejects token ids, unlike the other replicas: serve it under another name"
+            )
 
     async def _takes_ids(self, engine: UpstreamEngine) -> bool:
         """Whether the server accepts token ids; with a local tokenizer, also whether they give the text's vector."""
@@ -155,13 +157,13 @@ class _EmbeddingOpener:
         table, passes = target.table, frozenset(target.table.passes) & VECTOR_OPTIONS
         if table.dimension is not None and table.dimension != probed.dimension:
             raise ConfigError(
-                f"{target.name} gives vectors of {probed.dimension} dimensions, and the configuration says "
-                f"{table.dimension}: correct it, or leave it out, since the model decides"
+                f"{target.name} returns vectors of {probed.dimension} dimensions, but the configuration says "
+                f"{table.dimension}: correct or remove `dimension`"
             )
         if table.prompts and "prompt_name" in passes:
             raise ConfigError(
-                f"{target.name}: its server is told the names of prompts, and the configuration has prompts of its own:"
-                " leave out `prompts`, or prompt_name from what it passes"
+                f"{target.name}: the configuration has `prompts`, and also passes prompt_name to the server: remove one"
+                " of them"
             )
         spec = StringSpec(
             dimension=probed.dimension,

@@ -142,13 +142,13 @@ class ServerPool:
         Unavailable if all were tried."""
         left = [replica for replica in self.replicas if replica not in tried]
         if not left:
-            raise Unavailable("no server of the model can take the request now: try again soon", retry_after=1.0)
+            raise Unavailable("no server of the model can accept the request now: try again soon", retry_after=1.0)
         now = self._clock()
         usable = [replica for replica in left if replica.is_usable(now)]
-        picked = min(usable or left, key=lambda replica: (replica.in_flight, replica.last_pick))
+        choice = min(usable or left, key=lambda replica: (replica.in_flight, replica.last_pick))
         self._picks += 1
-        picked.last_pick = self._picks
-        return picked
+        choice.last_pick = self._picks
+        return choice
 
     def has_alternative(self, tried: Collection[Replica]) -> bool:
         """Whether a usable replica is left that is not in `tried`."""
@@ -168,4 +168,4 @@ async def check_health(client: Client) -> None:
     and UpstreamFailed if it, or a proxy in front of it, reports that it cannot serve."""
     answer = await client.get("/models", time.monotonic() + LOOK_TIMEOUT_S)
     if answer.status >= 500 and answer.status != 501:
-        raise UpstreamFailed(f"{client.base}/models answers status {answer.status}")
+        raise UpstreamFailed(f"{client.base}/models returns status {answer.status}")

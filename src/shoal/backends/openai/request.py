@@ -166,8 +166,8 @@ def _part(part: Part) -> dict[str, Any]:
         return {"type": "image_url", "image_url": {"url": part.url}}
     if part.type == "other":
         raise Unsupported(
-            f"parts of type {part.kind!r} go on only as they came, and the server behind has not this route: send them "
-            "to /v1/chat/completions",
+            f"the model's server does not have this route, and Shoal cannot convert parts of type {part.kind!r}: send"
+            " them to /v1/chat/completions",
             param="input",
         )
     return {"type": "text", "text": part.text}

@@ -77,7 +77,7 @@ class UpstreamRunner:
         return self._facts
 
     async def run(self, task: BatchTask, ctx: Context) -> Result:
-        raise Unsupported(f"the model {task.model!r} generates text and does nothing else", param="model")
+        raise Unsupported(f"the model {task.model!r} only generates text", param="model")
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         dialect = task.raw[0] if task.raw is not None else ""
@@ -170,7 +170,7 @@ class UpstreamRunner:
                         for chunk in answer.read(payload(event)):
                             yield chunk
                 if not response.is_finished and not answer.finished:
-                    raise TransportFailed("the server ended its stream before the answer was whole: ask again")
+                    raise TransportFailed("the server ended its stream before the answer was complete: try again")
             if not answer.began:
                 raise errors.invalid_answer_error(_NO_CHOICE)
             attempt.replica.record_success()
@@ -225,7 +225,7 @@ class UpstreamRunner:
         return refusal
 
 
-_NO_CHOICE = "without any choice"
+_NO_CHOICE = "no choices"
 
 
 class _ResponsesUnsupported(Exception):
@@ -253,16 +253,16 @@ def _check_content_type(response: Response, where: str, *, streams: bool) -> Non
     """Raise UpstreamFailed for a whole answer in place of a stream, or a stream in place of a whole answer."""
     kind = response.content_type
     if streams and is_json(kind):
-        raise UpstreamFailed(f"the server at {where} was asked for a stream and sent one answer ({kind})")
+        raise UpstreamFailed(f"the server at {where} returned one body ({kind}) instead of a stream")
     if not streams and kind.startswith("text/event-stream"):
-        raise UpstreamFailed(f"the server at {where} was asked for one answer and sent a stream")
+        raise UpstreamFailed(f"the server at {where} returned a stream instead of one body")
 
 
 async def _read_whole(response: Response, attempt: Attempt) -> bytes:
     answer = await response.read_all(MAX_ANSWER_BYTES)
     attempt.record_first_piece()
     if not answer.is_complete:
-        raise UpstreamFailed(f"the server answered more than {MAX_ANSWER_BYTES} bytes: ask for less, or for a stream")
+        raise UpstreamFailed(f"the server returned more than {MAX_ANSWER_BYTES} bytes: lower max_tokens, or stream")
     if not answer.has_json_body:
         raise errors.invalid_answer_error("invalid JSON")
     return answer.body
@@ -295,5 +295,5 @@ class _EventReader:
         if is_done(rest + b"\n"):  # some servers do not end it with an empty line
             return [rest + b"\n\n"]
         if has_data(rest):
-            raise TransportFailed("the server ended its stream in the middle of an event: ask again")
+            raise TransportFailed("the server ended its stream in the middle of an event: try again")
         return []

@@ -102,7 +102,7 @@ class LabelNames:
     @property
     def longest_names(self) -> bytes:
         """Bytes at least as long as the names in one answer."""
-        # The name of a single class is not read; among several, an answer may bring one that is not known yet.
+        # The name of a single class is not read; among several, an answer may have one that is not known yet.
         spare = b" " * ANY_LABEL_BYTES if len(self._names) < 2 or None in self._names else b""
         return spare + "".join(name or "" for name in self._names).encode()
 
@@ -122,14 +122,14 @@ class LabelNames:
             self._names = [*sorted(scores, key=_natural_key)]
         if not scores or set(scores) != set(self._names) or len(scores) != count:
             raise UpstreamFailed(
-                f"the server at {where} scores different labels than {', '.join(self.class_names[:10]) or 'any'}"
+                f"the server at {where} scores labels other than {', '.join(self.class_names[:10]) or 'any'}"
             )
         return [scores[name] for name in self._names if name is not None]
 
     def _check_count(self, count: int, where: str) -> None:
         self._names = self._names or [None] * count
         if not count or count != len(self._names):
-            raise UpstreamFailed(f"the server at {where} scores {count} labels, and the model has {len(self._names)}")
+            raise UpstreamFailed(f"the server at {where} scores {count} labels, but the model has {len(self._names)}")
 
 
 class ClassifyCalls:

@@ -54,7 +54,7 @@ class EventSplitter:
         if start:
             del self._buffer[:start]
         if len(self._buffer) > self._max_bytes:
-            raise UpstreamFailed(f"the server sent an event of more than {self._max_bytes} bytes: that is no answer")
+            raise UpstreamFailed(f"the server sent an event of more than {self._max_bytes} bytes")
         # The searched bytes may end in a line end of up to two bytes, the first half of a boundary.
         self._search_start = max(0, len(self._buffer) - 2)
         return events

@@ -63,7 +63,7 @@ class PassThroughStream:
         if self._usage is not None:  # of a server that reports usage in every event and sends no final one
             yield Chunk(raw=(self._dialect, b""), usage=self._usage)
         if not (self.has_ended or self._has_finish_reason):
-            raise TransportFailed("the server ended its stream before the answer was whole: ask again")
+            raise TransportFailed("the server ended its stream before the answer was complete: try again")
 
     def _has_marks(self, data: bytes) -> bool:
         """Whether any of these events may have the usage, or end the stream. Most events of chat and completions have
@@ -118,7 +118,7 @@ class PassThroughStream:
         except (msgspec.DecodeError, UnicodeDecodeError):  # not valid JSON: pass it to the client
             return None
         except RecursionError:
-            return UpstreamFailed("the server's error nests too deep to be read: its log says more")
+            return UpstreamFailed("the server's error is nested too deeply to read: see its log")
         self.has_ended = kind in _WHOLE
         return None
 

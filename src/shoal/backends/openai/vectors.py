@@ -59,7 +59,7 @@ class EmbeddingCalls:
                 at = place if one.index is None else one.index
                 if not 0 <= at < len(rows) or rows[at] is not None:
                     raise UpstreamFailed(
-                        f"the server at {where} answered {len(parsed.data)} vectors for {len(items)} texts"
+                        f"the server at {where} returned {len(parsed.data)} vectors for {len(items)} texts"
                     )
                 rows[at] = _vector(bytes(one.embedding))
                 if place % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
@@ -68,9 +68,9 @@ class EmbeddingCalls:
             raise UpstreamFailed(f"the server at {where} returned invalid embeddings: {error}") from None
         found = [row for row in rows if row is not None]
         if len(found) != len(items):
-            raise UpstreamFailed(f"the server at {where} answered {len(found)} vectors for {len(items)} texts")
+            raise UpstreamFailed(f"the server at {where} returned {len(found)} vectors for {len(items)} texts")
         if len({row.size for row in found}) != 1 or not found[0].size:
-            raise UpstreamFailed(f"the server at {where} answered vectors of several lengths, or of none")
+            raise UpstreamFailed(f"the server at {where} returned vectors that are empty or of different lengths")
         return Rows(np.stack(found), parsed.usage.input_token_count if parsed.usage is not None else 0)
 
 

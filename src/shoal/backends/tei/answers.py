@@ -75,7 +75,7 @@ async def parse_token_vectors(body: bytes, count: int, where: str) -> Array:
     for at, matrix in enumerate(_raw_rows(body, count, where)):
         found[at] = await _parse_matrix(bytes(matrix), None, where, "token vectors")
     if len({matrix.shape[1] for matrix in found}) > 1:
-        raise UpstreamFailed(f"the server at {where} answered token vectors of several lengths")
+        raise UpstreamFailed(f"the server at {where} returned token vectors of different lengths")
     return found
 
 
@@ -113,7 +113,7 @@ def order_scores(scores: Sequence[LabelScore], places: Mapping[str, int], where:
     values.pop(-1, None)
     if len(scores) != count or len(values) != count:
         raise UpstreamFailed(
-            f"the server at {where} scored other labels than its model has ({', '.join([*places][:10])})"
+            f"the server at {where} scored labels other than its model's ({', '.join([*places][:10])})"
         )
     return [_number(values[place]) for place in range(count)]
 
@@ -121,7 +121,7 @@ def order_scores(scores: Sequence[LabelScore], places: Mapping[str, int], where:
 def to_sparse_vector(terms: Sequence[SparseTerm], where: str) -> SparseVector:
     """Return a sparse vector of terms in any order."""
     if any(not 0 <= term.index < 2**31 for term in terms):
-        raise UpstreamFailed(f"the server at {where} answered a sparse vector with an index that is no token id")
+        raise UpstreamFailed(f"the server at {where} returned a sparse vector with an index that is not a token id")
     indices = np.array([term.index for term in terms], dtype=np.int32)
     with np.errstate(over="ignore"):
         values = np.array([_number(term.value) for term in terms], dtype=np.float32)
@@ -129,7 +129,7 @@ def to_sparse_vector(terms: Sequence[SparseTerm], where: str) -> SparseVector:
         order = np.argsort(indices, kind="stable")
         indices, values = indices[order], values[order]
         if (np.diff(indices) == 0).any():
-            raise UpstreamFailed(f"the server at {where} answered a sparse vector that names an index twice")
+            raise UpstreamFailed(f"the server at {where} returned a sparse vector with a duplicate index")
     return SparseVector(indices, values)
 
 
@@ -149,7 +149,7 @@ async def _parse_matrix(body: bytes, count: int | None, where: str, what: str) -
     for piece in _decode_pieces(body, _VECTORS, count, where):
         lengths.update(map(len, piece))
         if len(lengths) != 1 or 0 in lengths:
-            raise UpstreamFailed(f"the server at {where} answered {what} of several lengths, or of none")
+            raise UpstreamFailed(f"the server at {where} returned {what} that are empty or of different lengths")
         rows.append(_array(piece))
         await _yield_to_loop(len(body))
     return rows[0] if len(rows) == 1 else np.concatenate(rows)
@@ -183,7 +183,7 @@ def _raw_rows(body: bytes, count: int | None, where: str) -> list[msgspec.Raw]:
 
 def _check_count(rows: int, count: int | None, where: str) -> None:
     if count is not None and rows != count:
-        raise UpstreamFailed(f"the server at {where} answered {rows} rows for {count} inputs")
+        raise UpstreamFailed(f"the server at {where} returned {rows} rows for {count} inputs")
 
 
 def _split_rows(rows: Sequence[Any]) -> list[list[bytes]]:

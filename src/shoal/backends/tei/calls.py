@@ -47,5 +47,5 @@ def _row(item: Any) -> list[str]:
         return [item]
     first, second = item
     if not (isinstance(first, str) and isinstance(second, str)):
-        raise InternalError("what is scored is a text or a pair of texts")
+        raise InternalError("only a text or a pair of texts can be scored")
     return [first, second]

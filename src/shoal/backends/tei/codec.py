@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class TeiCodec:
-    """TextCodec over the first available server; a call holds as many inputs as the server accepts.
+    """TextCodec over the first available server; a call has as many inputs as the server accepts.
 
     The server's offsets, bytes in prompt and text, become character offsets. Besides InvalidValue it raises Unavailable
     and TransportFailed while no server is available, and UpstreamFailed.
@@ -58,7 +58,7 @@ class TeiCodec:
     def _ready_engine(self) -> TeiEngine:
         found = next((engine for engine in self._engines if engine.ready()), None)
         if found is None:
-            raise Unavailable("no server of the model is there now: try again soon", retry_after=1.0)
+            raise Unavailable("no server of the model is available: try again soon", retry_after=1.0)
         return found
 
 

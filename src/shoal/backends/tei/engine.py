@@ -65,9 +65,9 @@ class TeiEngine(PresenceMixin):
     - "token_count" int64 [rows, 1]: the server's count.
 
     `params` are the options of the call (truncate, truncation_direction, prompt_name, normalize, dimensions), sent
-    unchanged. `info` is the server's card, read again at each health check; `slots` calls in flight never hold more
-    inputs than the server has permits. `admit` is awaited each time the server comes back or changes its model, and
-    raises a ShoalError to keep it out of service. `same` is awaited while the server is in service, and raises
+    unchanged. `info` is what the server reports, read again at each health check; `slots` calls in flight never hold
+    more inputs than the server has permits. `admit` is awaited each time the server comes back or changes its model,
+    and raises a ShoalError to keep it out of service. `same` is awaited while the server is in service, and raises
     ConfigError if its model has changed; the server is then out of service until admitted again. Both may call `infer`.
 
     `dimension` is the model's dimension once known: a vector of any other length raises UpstreamFailed and takes the
@@ -153,7 +153,7 @@ class TeiEngine(PresenceMixin):
             parts, counts = await self._call_server(name, items, params, deadline)
             # The lengths may differ while `dimension` is unknown.
             if name == "embedding" and len(parts) > 1 and len({part.shape[1] for part in parts}) > 1:
-                raise UpstreamFailed(f"the server at {self.link.base} answered vectors of several lengths")
+                raise UpstreamFailed(f"the server at {self.link.base} returned vectors of different lengths")
             found[name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
         found["token_count"] = np.asarray(counts, dtype=np.int64)[:, None]
         return {name: found[name] for name in outputs}
@@ -216,7 +216,7 @@ class TeiEngine(PresenceMixin):
             return
         if not info.same_model(self.info):
             self._presence.mark_lost(
-                UpstreamFailed(f"the server at {self.link.base} has another model: {info.model_id}")
+                UpstreamFailed(f"the server at {self.link.base} now has another model: {info.model_id}")
             )
         self.info, self._refused_size = info, None
         self.facts = self._build_facts()
@@ -231,7 +231,7 @@ class TeiEngine(PresenceMixin):
             return
         try:
             await self._verify(self)
-        except (Overloaded, DeadlineExceeded):  # a busy server says nothing about its model
+        except (Overloaded, DeadlineExceeded):  # a busy server does not show whether its model changed
             pass
         except ConfigError as error:
             self._presence.mark_lost(error)

@@ -51,16 +51,16 @@ def engine_error(answer: Answer, where: str) -> ShoalError:
         return InputRejected(f"the model's server refused the input{words}")
     if status == 413:  # from the HTTP layer: the body exceeds --payload-limit
         return OutOfMemory(
-            f"the call is larger than the server at {where} takes{words}: raise its --payload-limit, or lower"
+            f"the call is larger than the server at {where} accepts{words}: raise its --payload-limit, or lower"
             " max_batch_size"
         )
     if status in (400, 422):
         return InputRejected(f"the server at {where} refused these inputs{words}")
     if 300 <= status < 400:
-        return UpstreamFailed(f"the server at {where} redirects, which is not followed: write the address where it is")
+        return UpstreamFailed(f"the server at {where} redirects, which Shoal does not follow: use its final address")
     if status < 400:
-        return UpstreamFailed(f"the server at {where} answered status {status} where it should have answered 200")
-    return UpstreamFailed(f"the server at {where} failed with status {status}{words}; its log says more")
+        return UpstreamFailed(f"the server at {where} returned status {status} instead of 200")
+    return UpstreamFailed(f"the server at {where} failed with status {status}{words}: see its log")
 
 
 def _error_type(answer: Answer) -> str:

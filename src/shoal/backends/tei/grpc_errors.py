@@ -34,8 +34,8 @@ def status_error(code: grpc.StatusCode, details: str, where: str, *, key: str = 
     """Return the error of a call, as an Engine may raise it. `key`: Shoal's own, which no message may quote."""
     if code in _KEY:  # the server's message is not passed on: it may quote a part of the key
         return KeyRefused(
-            f"the server at {where} refuses Shoal's key ({code.name}): the operator sets upstream_api_key to one that"
-            " it takes"
+            f"the server at {where} rejects Shoal's key ({code.name}): the operator must set upstream_api_key to a"
+            " valid key"
         )
     words, low = _quote_message(details, key), details.lower()
     if code is Code.DEADLINE_EXCEEDED:
@@ -53,7 +53,7 @@ def status_error(code: grpc.StatusCode, details: str, where: str, *, key: str = 
 
 def _batch_error(code: grpc.StatusCode, low: str, words: str, where: str) -> ShoalError:
     if code is Code.RESOURCE_EXHAUSTED and any(size in low for size in _TOO_LARGE):
-        return UpstreamFailed(f"{where} answered, or was sent, more than one message may hold{words}: ask for less")
+        return UpstreamFailed(f"a message to or from {where} is too large{words}: send smaller inputs")
     if code is Code.RESOURCE_EXHAUSTED:
         return Overloaded(f"the server at {where} is too busy{words}: try again")
     if any(memory in low for memory in MEMORY):
@@ -61,8 +61,8 @@ def _batch_error(code: grpc.StatusCode, low: str, words: str, where: str) -> Sho
     if code in _INPUTS or (code is Code.FAILED_PRECONDITION and low.startswith(_TOKENIZER)):
         return InputRejected(f"the model's server refused the input{words}")
     if code is Code.UNIMPLEMENTED:
-        return UpstreamFailed(f"the server at {where} has no such call{words}: check its address, and its version")
-    return UpstreamFailed(f"the server at {where} failed with status {code.name}{words}; its log says more")
+        return UpstreamFailed(f"the server at {where} does not have this call{words}: check its address and version")
+    return UpstreamFailed(f"the server at {where} failed with status {code.name}{words}: see its log")
 
 
 def _quote_message(details: str, key: str) -> str:

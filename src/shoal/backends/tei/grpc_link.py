@@ -38,13 +38,13 @@ from shoal.errors import (
 INFO = "/tei.v1.Info/Info"
 HEALTH = "/grpc.health.v1.Health/Check"
 HEALTHY = "tei.v1.{}"
-"""Service name in health checks, that of the API for the model. A server without health checks counts as healthy."""
+"""Service name in health checks: the API that the model uses. A server without health checks counts as healthy."""
 
 PORTS = {False: 80, True: 443}
 """Default ports without and with TLS, as for HTTP."""
 
 PROBE_TEXT = "a"
-"""Input of the calls that discover the facts missing from the server's card."""
+"""Input of the calls that discover the facts missing from the server's info."""
 
 MOST_LABELS_BYTES = 2**20
 
@@ -57,12 +57,12 @@ M = TypeVar("M", bound=Message)
 class GrpcLink:
     """Link to the gRPC build at `target` (host[:port]). It connects with the first call. Token counts are per input.
 
-    Unlike the card of the HTTP build, this one does not say whether vectors are sparse, nor name a classifier's labels.
-    Both are found by calls of the model; labels named LABEL_0, LABEL_1, ... are then sorted by number, others
-    alphabetically. The card lacks `auto_truncate` as well, and calls ignore it: Shoal's own setting applies.
+    Unlike the info of the HTTP build, this one has neither the sparsity of vectors nor a classifier's labels. Calls of
+    the model discover both; labels named LABEL_0, LABEL_1, ... are then sorted by number, others alphabetically. The
+    info has no `auto_truncate` either, and calls ignore it: Shoal's own setting applies.
 
-    `roots`: PEM bytes of the CA certificates that replace gRPC's defaults. Raises ConfigError for a key that no header
-    can carry.
+    `roots`: PEM bytes of the CA certificates that replace gRPC's defaults. Raises ConfigError for a key that is not
+    valid in a header.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class GrpcLink:
         connect_timeout_s: float = 5.0,
     ) -> None:
         if key and not (key.isascii() and key.isprintable() and " " not in key):
-            raise ConfigError("upstream_api_key holds what no header can carry: write ASCII without spaces")
+            raise ConfigError("upstream_api_key is not valid in a header: use ASCII characters without spaces")
         self.base = f"grpc{'s' if tls else ''}://{target}"
         named = target.rpartition("]")[2].rpartition(":")[1]
         self._target = target if named else f"{target}:{PORTS[tls]}"
@@ -100,7 +100,7 @@ class GrpcLink:
         except (TransportFailed, DeadlineExceeded, UpstreamFailed):
             raise
         except (BackendError, CapacityError) as error:
-            raise UpstreamFailed(f"the server at {self.base} does not say what it serves: {error.message}") from error
+            raise UpstreamFailed(f"the server at {self.base} does not report its model: {error.message}") from error
 
     async def check_health(self, seconds: float) -> Info:
         info = await self.info(time.monotonic() + seconds)
@@ -108,10 +108,10 @@ class GrpcLink:
         request = pb.HealthCheckRequest(service=part)
         try:
             found = await self._call_unary(HEALTH, request, pb.HealthCheckResponse, time.monotonic() + seconds)
-        except UpstreamFailed:  # a proxy forwards the API but no health checks: the info must do
+        except UpstreamFailed:  # a proxy forwards the API but no health checks: the info is enough
             return info
         if found.status == pb.HealthCheckResponse.NOT_SERVING:
-            raise TransportFailed(f"the server at {self.base} says that its model is not healthy")
+            raise TransportFailed(f"the server at {self.base} reports that its model is not healthy")
         return info
 
     async def rows(
@@ -147,7 +147,7 @@ class GrpcLink:
         try:
             requests = [pb.DecodeRequest(ids=some, skip_special_tokens=skip_special_tokens) for some in ids]
         except ValueError as error:  # an id of more than 32 bits
-            raise InputRejected(f"these are no token ids: {error}") from None
+            raise InputRejected(f"invalid token ids: {error}") from None
         max_bytes = messages.INPUT_BYTES + messages.SIZE_BYTES * max(map(len, ids), default=0)
         return [each.text for each in await self._call_stream(messages.DECODE, requests, deadline, max_bytes)]
 
@@ -184,7 +184,7 @@ class GrpcLink:
             sparse = await self._is_splade(deadline)
             return replace(info, kind="splade", pooling="splade") if sparse else info
         if card.model_type not in (pb.MODEL_TYPE_CLASSIFIER, pb.MODEL_TYPE_RERANKER):
-            raise ConfigError(f"the server at {self.base} has a kind of model that is newer than this version knows")
+            raise ConfigError(f"the server at {self.base} has a kind of model that this version of Shoal does not know")
         labels = await self._labels(deadline)
         return replace(info, kind="reranker" if len(labels) == 1 else "classifier", labels=labels)
 
@@ -204,11 +204,11 @@ class GrpcLink:
         labels = sorted((each.label for each in answer.predictions), key=_label_order)
         if len(set(labels)) < len(labels):
             raise ConfigError(
-                f"the model at {self.base} gives several classes the same name, and its answers do not tell them apart:"
-                " give them names of their own in the model's config.json"
+                f"the model at {self.base} has several classes with the same name, which its answers do not"
+                " distinguish: give each a unique name in the model's config.json"
             )
         if not labels:
-            raise UpstreamFailed(f"the server at {self.base} scores nothing")
+            raise UpstreamFailed(f"the server at {self.base} returned no scores")
         return tuple(labels)
 
     async def _call_stream(
@@ -229,8 +229,8 @@ class GrpcLink:
                 size += len(data)
                 if len(found) == len(requests) or len(data) > max_bytes or size > MAX_ANSWER_BYTES:
                     raise UpstreamFailed(
-                        f"the server at {self.base} answered more rows, or more bytes, than it was asked for, or than"
-                        " are read at once: ask for less at once"
+                        f"the server at {self.base} returned more rows or bytes than the limit for this request: send"
+                        " fewer inputs at once"
                     )
                 found.append(stream.answer.FromString(data))
         except grpc.aio.AioRpcError as error:
@@ -244,7 +244,7 @@ class GrpcLink:
         finally:
             call.cancel()
         if len(found) < len(requests):
-            raise UpstreamFailed(f"the server at {self.base} answered {len(found)} rows for {len(requests)} inputs")
+            raise UpstreamFailed(f"the server at {self.base} returned {len(found)} rows for {len(requests)} inputs")
         return found
 
     async def _call_unary(self, path: str, request: Message, kind: type[M], deadline: float) -> M:
@@ -252,19 +252,17 @@ class GrpcLink:
         try:
             data = await self._get_callable(path)(request, timeout=self._remaining(deadline), metadata=self._metadata)
             if len(data) > MAX_CARD_BYTES:
-                raise UpstreamFailed(f"the server at {self.base} says more than is read")
+                raise UpstreamFailed(f"the server at {self.base} returned more than {MAX_CARD_BYTES} bytes")
             return kind.FromString(data)
         except grpc.aio.AioRpcError as error:
             if path == INFO and error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise ConfigError(
-                    f"{self.base} is no gRPC server of text-embeddings-inference: check the address (its HTTP build is"
-                    " tei+http://HOST:PORT)"
+                    f"{self.base} is not a gRPC server of text-embeddings-inference: check the address (the HTTP build"
+                    " is tei+http://HOST:PORT)"
                 ) from None
             raise self._to_error(error.code(), error.details() or "") from error
         except DecodeError as error:
-            raise ConfigError(
-                f"{self.base} does not answer as text-embeddings-inference ({error}): check the address"
-            ) from None
+            raise ConfigError(f"{self.base} is not text-embeddings-inference ({error}): check the address") from None
         except asyncio.CancelledError as error:
             self._check_open(error)
             raise
@@ -290,7 +288,7 @@ class GrpcLink:
     def _to_error(self, code: grpc.StatusCode, details: str) -> Exception:
         found = status_error(code, details, self.base, key=self._key)
         if isinstance(found, TransportFailed):
-            self._known_info = None  # a restarted server may have another model with the same card
+            self._known_info = None  # a restarted server may have another model with the same info
         return found
 
     def _remaining(self, deadline: float) -> float:
@@ -300,7 +298,8 @@ class GrpcLink:
         return remaining
 
     def _check_open(self, error: asyncio.CancelledError) -> None:
-        """Raise TransportFailed if the link was closed: gRPC then ends its calls as cancelled, though no caller was."""
+        """Raise TransportFailed if the link was closed: gRPC then reports its calls as cancelled, although no
+        caller cancelled them."""
         task = asyncio.current_task()
         if self._closed and (task is None or not task.cancelling()):
             raise TransportFailed(f"the connection to {self.base} was closed: send the request again") from error
@@ -317,7 +316,7 @@ def _get_result(answer: Coroutine[Any, Any, Any]) -> Any:
     except StopIteration as done:
         return done.value
     answer.close()
-    raise InternalError("a call that is over has no status")
+    raise InternalError("a finished call has no status")
 
 
 def _label_order(label: str) -> tuple[int, str]:

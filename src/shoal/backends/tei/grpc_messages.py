@@ -96,7 +96,7 @@ async def to_array(name: str, found: Sequence[Any], shape: ExpectedShape, where:
         for at, answer in enumerate(found):
             rows[at] = _matrix([each.embeddings for each in answer.token_embeddings], "token vectors", where)
         if len({matrix.shape[1] for matrix in rows}) > 1:
-            raise UpstreamFailed(f"the server at {where} answered token vectors of several lengths")
+            raise UpstreamFailed(f"the server at {where} returned token vectors of different lengths")
         return rows
     if name == "sparse":
         seen = 0
@@ -116,7 +116,7 @@ def _matrix(rows: Sequence[bytes], what: str, where: str) -> Vectors:
     """Return rows of packed floats, all of one length, as a writable array float32 [rows, length]."""
     sizes = {len(row) for row in rows}
     if len(sizes) != 1 or 0 in sizes or sizes.pop() % FLOAT_BYTES:
-        raise UpstreamFailed(f"the server at {where} answered {what} of several lengths, or of none")
+        raise UpstreamFailed(f"the server at {where} returned {what} that are empty or of different lengths")
     return np.frombuffer(bytearray().join(rows), dtype="<f4").astype(np.float32, copy=False).reshape(len(rows), -1)
 
 

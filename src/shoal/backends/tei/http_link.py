@@ -56,7 +56,7 @@ class HttpLink:
     async def check_health(self, seconds: float) -> Info:
         answer = await self.client.get("/health", time.monotonic() + seconds)
         if answer.status >= 500:
-            raise TransportFailed(f"{self.base}/health answers status {answer.status}{quote_message(answer)}")
+            raise TransportFailed(f"{self.base}/health returns status {answer.status}{quote_message(answer)}")
         return await self.info(time.monotonic() + seconds)
 
     async def rows(
@@ -71,7 +71,7 @@ class HttpLink:
         limit.check(body, where)
         if "html" in answer.content_type:
             raise UpstreamFailed(
-                f"{where} answers with a web page: check the address, and what stands before the server"
+                f"{where} answers with a web page: check the address, and any proxy in front of the server"
             )
         if name == "embedding":
             array = await answers.parse_vectors(body, count, where)
@@ -109,7 +109,7 @@ class HttpLink:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise UpstreamFailed(f"the server at {self.base} returned invalid tokens: {error}") from None
         if len(rows) != count:
-            raise UpstreamFailed(f"the server at {self.base} answered {len(rows)} rows for {count} inputs")
+            raise UpstreamFailed(f"the server at {self.base} returned {len(rows)} rows for {count} inputs")
         return rows
 
     def _to_error(self, answer: Answer, count: int) -> ShoalError | BatchTooLarge:

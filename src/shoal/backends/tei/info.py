@@ -116,18 +116,18 @@ def parse_info(answer: Answer, where: str) -> Info:
     if refused := rejected_key_error(answer, where):
         raise ConfigError(refused.message)
     if answer.status in TEMPORARY_STATUSES:
-        raise UpstreamFailed(f"{where}/info answers status {answer.status}{quote_message(answer)}: it may be starting")
+        raise UpstreamFailed(f"{where}/info returns status {answer.status}{quote_message(answer)}: it may be starting")
     if answer.status != 200:
         raise ConfigError(
-            f"{where}/info answers status {answer.status}{quote_message(answer)}: this is no "
-            f"text-embeddings-inference server; "
-            "check the address (one that speaks OpenAI's API is openai+http://HOST:PORT/v1)"
+            f"{where}/info returns status {answer.status}{quote_message(answer)}: this is not a"
+            " text-embeddings-inference server; check the address (for a server with OpenAI's API, write"
+            " openai+http://HOST:PORT/v1)"
         )
     try:
         parsed = _INFO.decode(answer.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
-            f"{where}/info is not a card of text-embeddings-inference ({error}): check the address"
+            f"{where}/info is not an info of text-embeddings-inference ({error}): check the address"
         ) from None
     return _to_info(parsed, where)
 
@@ -160,11 +160,11 @@ def _parse_kind(model_type: ModelTypeWire, where: str) -> tuple[Kind, tuple[str,
     if model_type.classifier is not None:
         labels = _labels(model_type.classifier, where)
         if not labels:
-            raise ConfigError(f"{where}/info names a classifier without labels: its config.json needs id2label")
+            raise ConfigError(f"{where}/info has a classifier without labels: add id2label to its config.json")
         return ("reranker" if len(labels) == 1 else "classifier"), labels, ""
     raise ConfigError(
-        f"{where}/info names no model_type that is known here (embedding, reranker, classifier): it is a newer server"
-        " than this version knows"
+        f"{where}/info has no known model_type (embedding, reranker, classifier): the server is too new for this"
+        " version of Shoal"
     )
 
 
@@ -173,8 +173,8 @@ def _labels(parsed: LabelsWire, where: str) -> tuple[str, ...]:
     labels = tuple(label for _, label in sorted(parsed.id2label.items(), key=lambda each: _number(each[0])))
     if len(set(labels)) < len(labels):
         raise ConfigError(
-            f"{where}/info gives several classes the same name, and its answers would not tell them apart: give them"
-            " names of their own in the model's config.json"
+            f"{where}/info has several classes with the same name, which the server's answers do not distinguish: give"
+            " each a unique name in the model's config.json"
         )
     return labels
 

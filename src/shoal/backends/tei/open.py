@@ -54,10 +54,10 @@ from shoal.pipelines.text.tokenizer import TextTokenizer
 
 ASK_S = 10.0
 PROBE_S = 60.0
-"""Timeout in seconds of a model's first texts."""
+"""Timeout in seconds of a model's first probe."""
 
 RECHECK_TIMEOUT_S = 2.0
-"""Timeout in seconds of one text to a server in service; a busy server is checked another time."""
+"""Timeout in seconds of one probe input to a server in service; a busy server is checked later."""
 
 TRUNCATION_OPTIONS = frozenset({"truncate", "truncation_direction"})
 VECTOR_OPTIONS = frozenset({"prompt_name", "normalize", "dimensions"})
@@ -97,7 +97,7 @@ async def open_tei(target: Target, lane: MakeLane, note: Notify) -> Runner:
             except (BackendError, CapacityError) as error:  # lost, busy or failed before its first answer
                 note(f"waiting for {target.addresses[number]}: {error.message}")
             await asyncio.sleep(pause)
-    raise AssertionError("the backoff is endless")
+    raise AssertionError("the retry loop never ends")
 
 
 async def list_offers(address: Address, settings: Settings) -> dict[str, ServedModel | str]:
@@ -143,8 +143,7 @@ def check_model(address: Address, info: Info) -> None:
     """Raise ConfigError if the server has another model than its address names."""
     if address.model and address.model not in (info.model_id, info.served_name, served_name(info.model_id)):
         raise ConfigError(
-            f"{address}: the server has {info.model_id}, not {address.model}: correct the address, or leave the"
-            " model out"
+            f"{address}: the server has {info.model_id}, not {address.model}: correct the address, or remove its #model"
         )
 
 
@@ -185,7 +184,7 @@ class _ModelOpener:
             try:
                 self.reference = await self._probe(engines[number])
             except InputRejected as error:  # every model accepts these texts: a retry is pointless
-                raise ConfigError(f"{target.name} does not answer: {error.message}") from error
+                raise ConfigError(f"{target.name} rejects the probe inputs: {error.message}") from error
             if isinstance(self.reference, ProbeVectors):
                 for engine in engines:
                     engine.dimension = self.reference.dimension
@@ -202,7 +201,7 @@ class _ModelOpener:
         info, name = engine.info, engine.facts.name
         if (info.kind, info.labels) != (self.info.kind, self.info.labels):
             raise ConfigError(
-                f"{name} at {engine.link.base} is a model of another kind ({info.kind}) than its peers"
+                f"{name} at {engine.link.base} is a model of another kind ({info.kind}) than the other replicas"
                 f" ({self.info.kind}), or has other labels: serve it under a separate name, or reload the model"
             )
         probed = await self._probe(engine)
@@ -236,8 +235,8 @@ class _ModelOpener:
         configured = self.target.table.dimension
         if isinstance(probed, ProbeVectors) and configured is not None and configured != dimension:
             raise ConfigError(
-                f"{self.target.name} gives vectors of {dimension} dimensions, and the configuration says {configured}:"
-                " correct it, or leave it out, since the model decides"
+                f"{self.target.name} returns vectors of {dimension} dimensions, but the configuration says "
+                f"{configured}: correct or remove `dimension`"
             )
         return self._string_pipeline(dimension)
 

@@ -17,7 +17,7 @@ from shoal.models.address import Address, ServedModel
 if TYPE_CHECKING:
     from shoal.backends.triton.open.host import TritonHost
 
-NO_TRITON = "there is no Triton to load into: start Shoal with --triton, or name one with --triton-url"
+NO_TRITON = "no Triton server to load models into: start Shoal with --triton, or set --triton-url"
 
 
 def quiet_grpc() -> None:
@@ -27,7 +27,7 @@ def quiet_grpc() -> None:
 
 
 class TritonBackend(Backend):
-    """Models on Triton servers, and models from files on the Triton of the settings, `host`."""
+    """Models of Triton servers, and models from files that Shoal loads into the configured Triton, `host`."""
 
     name = "triton"
     remote = True
@@ -53,7 +53,7 @@ class TritonBackend(Backend):
         settings = self.resources.loaded.settings
         # Only a flag conflicts: a preset or a file may set it for other runs.
         if settings.triton and settings.triton_url and self.resources.loaded.sources["triton_url"].layer == "flag":
-            raise ConfigError("triton starts a server of Shoal's own, and triton_url names another: choose one of them")
+            raise ConfigError("triton starts Shoal's own server, and triton_url names another: set only one of them")
         opened = TritonHost.open_from_settings(settings, self._tritons, self.resources.progress)
         self.host = await self._exit_stack.enter_async_context(opened)
 

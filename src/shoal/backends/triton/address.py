@@ -27,7 +27,7 @@ def parse(scheme: str, text: str) -> Address:
         )
     name, at, version = model.partition("@")
     if model and not (_MODEL.fullmatch(name) and (not at or re.fullmatch(r"[1-9][0-9]{0,18}", version))):
-        raise AddressError(f"{scheme}:{text}: write {scheme}://host:8001#model or #model@3, the version a whole number")
+        raise AddressError(f"{scheme}:{text}: write {scheme}://host:8001#model or #model@3 (a whole number)")
     target = place if socket else authority(scheme, place)
     return Address(scheme=scheme, target=target, model=name, revision=version)
 

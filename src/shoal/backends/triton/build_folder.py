@@ -40,16 +40,16 @@ class SilentProgress:
 def check_stop(stop: threading.Event) -> None:
     """Raise Cancelled if `stop` is set."""
     if stop.is_set():
-        raise Cancelled("setting up Triton was stopped; what was half done is removed")
+        raise Cancelled("setting up Triton was stopped; its partial files are removed")
 
 
 def build_once(
     folder: Path, build: Callable[[Path], None], *, usable: Callable[[Path], bool], stop: threading.Event
 ) -> Path:
-    """Return `folder`, made by `build` in a temporary one beside it unless the existing one is `usable`.
+    """Return `folder`, which `build` fills in a temporary place beside it, unless the existing one is `usable`.
 
-    Waits while another process or thread makes it. Removes what a dead one left behind. Raises Cancelled, SourceError
-    for errors of the file system, and what `build` raises.
+    Waits while another process or thread builds it. Removes leftovers of a dead one. Raises Cancelled, SourceError for
+    file system errors, and the errors of `build`.
     """
     if usable(folder):
         return folder
@@ -81,7 +81,7 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
 
 @contextmanager
 def _hold_lock(path: Path, stop: threading.Event) -> Iterator[None]:
-    """Lock files stay: removing one while another process opens it would let two hold it."""
+    """Hold the lock. Its file is never deleted: that would let two processes hold it, if one opens it meanwhile."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         while not try_lock(lock):

@@ -26,8 +26,8 @@ from shoal.errors import DeadlineExceeded, TransportFailed
 SERVICE = "/inference.GRPCInferenceService/"
 
 LONG_CALLS = 80
-"""Maximum streams at a time on one connection: HTTP/2 servers and proxies often allow 100 calls, and further ones wait
-unseen. The rest is for short calls."""
+"""Maximum concurrent streams on one connection: HTTP/2 servers and proxies often allow 100 calls and queue further ones
+silently. The other 20 are left for short calls."""
 
 OPTIONS: ChannelOptions = (
     *CHANNEL_OPTIONS,
@@ -151,7 +151,7 @@ class Client:
         await self.unary("RepositoryModelUnload", request, pb.RepositoryModelUnloadResponse, deadline)
 
     async def unary(self, name: str, request: Message, kind: type[R], deadline: float) -> R:
-        """Make any call with one response, by the name of its RPC; `kind` is the type of the response."""
+        """Call any RPC with one response, by its name; `kind` is the type of the response."""
         call = self._get_callable(name, kind)
         try:
             answer: R = await call(request, timeout=_remaining(deadline), metadata=self._metadata)
@@ -215,8 +215,8 @@ def _serialize(message: Message) -> bytes:
 
 
 def _decode_stream_response(data: bytes) -> pb.ModelStreamInferResponse:
-    """Decode a response of a stream. Triton wraps it; MLServer sends a plain ModelInferResponse, whose model name reads
-    as an error message. Only the plain one has outputs at its top level."""
+    """Decode a response of a stream. Triton wraps it; MLServer sends a plain ModelInferResponse, whose model name
+    decodes as an error message. Only the plain one has outputs at its top level."""
     try:
         answer = pb.ModelStreamInferResponse.FromString(data)
         if not answer.error_message:

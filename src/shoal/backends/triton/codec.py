@@ -37,7 +37,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
-"""Datatypes that numpy has, in the layout of raw contents. BYTES and BF16 are the others."""
+"""Datatypes that numpy has, in the layout of raw contents: all except BYTES and BF16."""
 
 DATATYPES = frozenset({*DTYPES, "BYTES", "BF16"})
 
@@ -79,7 +79,7 @@ def read_outputs(response: ModelInferResponse) -> dict[str, Array]:
     """
     raw = response.raw_output_contents
     if raw and len(raw) != len(response.outputs):
-        raise UpstreamFailed(f"the model answered {len(response.outputs)} tensors with {len(raw)} raw contents")
+        raise UpstreamFailed(f"the model returned {len(response.outputs)} tensors with {len(raw)} raw contents")
     return {
         tensor.name: _read_tensor(tensor.name, tensor.datatype, tuple(tensor.shape), raw[i] if raw else tensor.contents)
         for i, tensor in enumerate(response.outputs)
@@ -181,7 +181,7 @@ def set_parameter(parameters: MutableMapping[str, InferParameter], name: str, va
         case str():
             parameters[name].string_param = value
         case _:
-            raise Unsupported(f"{name}: {value!r} cannot be a parameter; give a boolean, number or text", param=name)
+            raise Unsupported(f"{name}: {value!r} cannot be a parameter; use a boolean, number or string", param=name)
 
 
 def _read_tensor(name: str, datatype: str, shape: tuple[int, ...], contents: bytes | InferTensorContents) -> Array:
@@ -224,7 +224,7 @@ def _check_range(datatype: str, dtype: np.dtype[Any], array: Array) -> None:
 def _dtype(datatype: str) -> np.dtype[Any]:
     dtype = DTYPES.get(datatype)
     if dtype is None:
-        raise Unsupported(f"no datatype {datatype!r}; KServe v2 has {', '.join(sorted(DATATYPES))}")
+        raise Unsupported(f"unknown datatype {datatype!r}; KServe v2 has {', '.join(sorted(DATATYPES))}")
     return dtype
 
 

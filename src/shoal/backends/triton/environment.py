@@ -42,7 +42,7 @@ print(json.dumps({"version": "%d.%d" % sys.version_info[:2], "executable": getat
 
 
 class InterpreterInfo(msgspec.Struct, frozen=True):
-    """What an interpreter reports of itself; paths are absolute, empty if unknown."""
+    """What an interpreter reports about itself; paths are absolute, empty if unknown."""
 
     version: str
     executable: str
@@ -74,7 +74,7 @@ class Environment:
 
 
 def query_interpreter(executable: str) -> InterpreterInfo | None:
-    """Return what an interpreter reports of itself; None if it does not run (a pyenv shim of an unselected version)."""
+    """Return what an interpreter reports; None if it does not run (a pyenv shim of an unselected version)."""
     try:
         result = subprocess.run([executable, "-I", "-c", _QUERY], capture_output=True, timeout=_TIMEOUT_S, check=True)
         return _INTERPRETER_INFO.decode(result.stdout)
@@ -95,24 +95,24 @@ def find_interpreter(
     query: Callable[[str], InterpreterInfo | None] = query_interpreter,
     located: Callable[[InterpreterInfo], Path | None] | None = None,
 ) -> Interpreter:
-    """Return the first that a stub can embed. Raises SetupError that lists those tried and says what to install."""
-    looked: list[str] = []
+    """Return the first that a stub can embed. Raises SetupError that lists the candidates and what to install."""
+    misses: list[str] = []
     for executable in executables:
         answers = query(executable)
         if answers is None:
             continue
         if answers.version not in VERSIONS:
-            looked.append(f"{executable} is Python {answers.version}")
+            misses.append(f"{executable} is Python {answers.version}")
             continue
         libpython = (located or find_libpython)(answers)
         if libpython is not None:
             return Interpreter(answers.executable or executable, answers.version, libpython)
-        looked.append(f"{executable} has no {_soname(answers.version)}")
+        misses.append(f"{executable} has no {_soname(answers.version)}")
     best = sys.version_info[:2]
     version = f"3.{best[1]}" if f"3.{best[1]}" in VERSIONS else VERSIONS[0]
     raise SetupError(
-        "models of Triton's python backend need a shared libpython of Python 3.10, 3.11 or 3.12, and none was found"
-        f" ({'; '.join(looked) or 'no such Python on PATH'}). On Debian and Ubuntu: apt-get install libpython{version};"
+        "models of Triton's python backend need a shared libpython of Python 3.10, 3.11 or 3.12, but none was found"
+        f" ({'; '.join(misses) or 'no such Python on PATH'}). On Debian and Ubuntu: apt-get install libpython{version};"
         f" with pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install {version}; Pythons of uv and conda have one"
     )
 
@@ -160,10 +160,10 @@ def build(root: Path, python: Interpreter, *, offline: bool, progress: Progress,
     def make(made: Path) -> None:
         if offline:
             raise SourceError(
-                f"the Python libraries for Triton's models are not in {root}, and --offline forbids to fetch them: run"
-                " `shoal triton up` once with network"
+                f"the Python libraries for Triton's models are not in {root}, and --offline forbids downloading them:"
+                " run `shoal triton up` once with network access"
             )
-        _run_command([python.executable, "-m", "venv", "--without-pip", str(made)], "making a virtual environment")
+        _run_command([python.executable, "-m", "venv", "--without-pip", str(made)], "creating a virtual environment")
         inside = str(made / "bin" / "python")
         work = Path(tempfile.mkdtemp(dir=made.parent))
         what = "Python libraries for Triton"
@@ -194,7 +194,7 @@ def _run_command(command: Sequence[str], what: str) -> None:
 
 def server_environment(environment: Environment | None, base: dict[str, str] | None = None) -> dict[str, str]:
     """Return the environment variables of a server: this process's without Shoal's settings, which may hold keys, and
-    without Vertex AI's, which make it listen on a port of its own."""
+    without Vertex AI's, which make it open another port."""
     kept = {
         name: value for name, value in (base or dict(os.environ)).items() if not name.startswith(("SHOAL_", "AIP_"))
     }

@@ -1,7 +1,7 @@
 """The table that maps a Triton server's errors to Shoal's.
 
 Sources: Triton's mapping of its own errors to gRPC statuses, observed on server 2.51, and gRPC's own statuses. The
-message matters where a status is ambiguous: the python backend reports nearly everything as INTERNAL, and UNAVAILABLE
+message decides where a status is ambiguous: the python backend reports nearly everything as INTERNAL, and UNAVAILABLE
 means a full queue as well as a dead server.
 """
 
@@ -52,7 +52,7 @@ ERROR_TABLE: tuple[ErrorRule, ...] = (
         (),
         ("this protocol is restricted",),
         SetupError,
-        "Triton restricts this part of its API: give its key as triton_metadata, 'triton-grpc-protocol-NAME: KEY'",
+        "Triton restricts this part of its API: set its key in triton_metadata, as 'triton-grpc-protocol-NAME: KEY'",
     ),
     ErrorRule(
         (),
@@ -64,7 +64,7 @@ ERROR_TABLE: tuple[ErrorRule, ...] = (
         (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED),
         (),
         SetupError,
-        "Triton, or a proxy before it, refuses Shoal: give credentials with triton_metadata, triton_cert_file and "
+        "Triton, or a proxy in front of it, rejects Shoal: set credentials with triton_metadata, triton_cert_file and "
         "triton_key_file",
     ),
     ErrorRule(
@@ -77,9 +77,9 @@ ERROR_TABLE: tuple[ErrorRule, ...] = (
         (Code.RESOURCE_EXHAUSTED,),
         ("message larger", "message too large", "message size", "larger than max"),
         OutOfMemory,
-        "the batch is larger than Triton, or a proxy before it, takes: lower max_batch_tokens",
+        "the batch exceeds the message limit of Triton or a proxy in front of it: lower max_batch_tokens",
     ),
-    ErrorRule((Code.RESOURCE_EXHAUSTED,), (), Overloaded, "Triton has no room for more: try again"),
+    ErrorRule((Code.RESOURCE_EXHAUSTED,), (), Overloaded, "Triton is overloaded: try again"),
     ErrorRule((Code.INVALID_ARGUMENT,), ("requested model '",), ModelGone, "Triton does not serve the model: load it"),
     ErrorRule((Code.NOT_FOUND,), (), ModelGone, "Triton does not serve the model: load it"),
     ErrorRule(
@@ -93,22 +93,25 @@ ERROR_TABLE: tuple[ErrorRule, ...] = (
         ("handshake", "certificate", "wrong_version_number", "ssl_error"),
         TransportFailed,
         "no TLS connection to Triton: check triton_ca_file, triton_cert_file and triton_key_file, and whether its port "
-        "speaks TLS",
+        "uses TLS",
     ),
     ErrorRule((Code.UNAVAILABLE,), (), TransportFailed, "Triton is not reachable: check its address and that it runs"),
     ErrorRule((Code.DEADLINE_EXCEEDED,), (), DeadlineExceeded, "Triton did not answer within the request's deadline"),
-    ErrorRule((Code.CANCELLED,), (), TransportFailed, "the call was broken off on Triton's side: send it again"),
-    ErrorRule((Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE), (), InputRejected, "Triton refused these inputs"),
+    ErrorRule((Code.CANCELLED,), (), TransportFailed, "Triton canceled the call: send the request again"),
+    ErrorRule((Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE), (), InputRejected, "Triton rejected the inputs"),
     ErrorRule(
         (Code.UNIMPLEMENTED,),
         ("decoupled",),
         Unsupported,
-        "the model answers in a stream (decoupled): it cannot be asked for one answer",
+        "the model streams its responses (decoupled): it does not support calls with a single response",
     ),
     ErrorRule(
-        (Code.UNIMPLEMENTED,), (), Unsupported, "the server cannot do this: it is no Triton, or a part of it is off"
+        (Code.UNIMPLEMENTED,),
+        (),
+        Unsupported,
+        "the server does not support this call: it is not a Triton, or this part of its API is disabled",
     ),
-    ErrorRule((Code.ALREADY_EXISTS,), (), Conflict, "Triton has it already: unload or unregister it first"),
+    ErrorRule((Code.ALREADY_EXISTS,), (), Conflict, "Triton already has it: unload or unregister it first"),
     ErrorRule(
         (Code.INTERNAL, Code.UNKNOWN, Code.ABORTED),
         (
@@ -127,7 +130,7 @@ ERROR_TABLE: tuple[ErrorRule, ...] = (
         (Code.INTERNAL, Code.UNKNOWN),
         ("stub process",),
         Crashed,
-        "the model's process on Triton has died: load the model again; Triton's log says why",
+        "the model's process on Triton has died: load the model again; see Triton's log for the reason",
     ),
     ErrorRule(
         (Code.INTERNAL, Code.UNKNOWN),
@@ -135,7 +138,7 @@ ERROR_TABLE: tuple[ErrorRule, ...] = (
         TransportFailed,
         "the connection to Triton broke: send the request again",
     ),
-    ErrorRule((), (), UpstreamFailed, "the model failed on Triton; Triton's log says more"),
+    ErrorRule((), (), UpstreamFailed, "the model failed on Triton; see Triton's log"),
 )
 """The first matching row applies; the last one matches everything."""
 

@@ -1,4 +1,4 @@
-"""Exchanges two folders in one step, if the system can: readers always see exactly one of them."""
+"""Exchanges two folders atomically where the system supports it: readers always see exactly one of them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _UNSUPPORTED_ERRNOS = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
-"""Errors of an old kernel or a file system without this (NFS, some overlays)."""
+"""Errors of an old kernel, or of a file system without this call (NFS, some overlays)."""
 
 
 ASIDE = ".old"
-"""Suffix for an exchange by two renames: `other` briefly lies beside `one` under its name and this. If the process dies
-then, the next one restores it."""
+"""Suffix for an exchange by renames: `other` is briefly renamed to the name of `one` with this suffix. If the process
+dies in between, the next one restores it."""
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Exchange two existing folders on one file system. Raises OSError, with both where they were.
+    """Exchange two existing folders on one file system. Raises OSError and leaves both in place.
 
     Uses Linux's renameat2; elsewhere two renames, between which `other` is briefly missing.
     """

@@ -1,7 +1,7 @@
-"""The responses to one request on a gRPC stream of its own, and the end of that stream.
+"""The responses to one request on its own gRPC stream, and the end of that stream.
 
-tritonserver before release 25.04 may crash (SIGSEGV; its pull requests 7840 and 8078) or keep a request for ever if a
-call is cancelled just as it ends. So a stream that has nothing more to say is read to its end, not cancelled.
+tritonserver before release 25.04 may crash (SIGSEGV; its pull requests 7840 and 8078) or keep a request forever if a
+call is canceled just as it ends. So a stream whose answer is complete is read to its end, not canceled.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ EMPTY_FINAL = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
 
 END_S = 5.0
-"""Seconds that a stream is given to end by itself after its last response; then it is cancelled."""
+"""Seconds for a stream to end by itself after its last response; then it is canceled."""
 
 
 class InferStream:
     """An asynchronous iterator over the responses, until the one marked final, an error, or the end of the stream.
-    Responses without outputs, which only mark the end, are left out.
+    Responses without outputs, which only mark the end, are skipped.
 
-    Iterating raises as `rpc_error` and `stream_error` map it. `aclose` cancels the request unless it is over; call it
-    in any case. `check_open` raises if the connection was closed; `release` is called when the stream has ended.
+    Iterating raises as `rpc_error` and `stream_error` map it. `aclose` cancels the request unless it is over; always
+    call it. `check_open` raises if the connection was closed; `release` is called when the stream has ended.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class InferStream:
         raise StopAsyncIteration
 
     def mark_over(self) -> None:
-        """Say that the answer is whole, although the stream has not ended yet: `aclose` then lets it end."""
+        """Mark the answer as complete, although the stream has not ended yet: `aclose` then lets it end."""
         self._over = True
 
     async def aclose(self) -> None:
-        """Cancel the request, or leave the rest of one that is over to be read in the background. Idempotent."""
+        """Cancel the request; if its answer is complete, read the rest in the background instead. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""A text generator over one model on one Triton server: one call per generation, canceled when its reader leaves."""
+"""A text generator over one model on one Triton server: one call per generation, canceled when the client leaves."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ ERROR_TABLE = (
     ErrorRule(
         ("has no attribute 'lora_name'",),
         InvalidValue,
-        "vLLM on Triton refuses these sampling parameters; Triton's log says which",
+        "vLLM on Triton rejects these sampling parameters; see Triton's log for which",
     ),
     ErrorRule(
         ("must be in (", "must be in [", "must be non-negative", "must be at least", "must be greater than"),
         InvalidValue,
-        "the model refuses a sampling parameter",
+        "the model rejects a sampling parameter",
     ),
 )
 """The first matching row applies. Sources: vLLM's SamplingParams and its input checks; TensorRT-LLM's executor."""
@@ -107,7 +107,7 @@ class TritonGenerator(PresenceMixin):
     ) -> None:
         if schema.family == "tokens" and words is None:
             raise ConfigError(
-                f"{name} takes token ids, and nothing says which tokenizer makes them: set `tokenizer` of the model in"
+                f"{name} takes token ids and needs a tokenizer: set `tokenizer` of the model in"
                 ' shoal.toml, as "hf:org/name" or a folder'
             )
         self.endpoint = endpoint
@@ -159,13 +159,13 @@ class TritonGenerator(PresenceMixin):
                     if piece is not None:
                         over = piece.finish_reason is not None
                         if over and isinstance(responses, InferStream):
-                            responses.mark_over()  # the reader may leave now
+                            responses.mark_over()  # the client may leave now
                         yield piece
             over = True
             if (last := answer.end()) is not None:
                 yield self._finalize_piece(last, sampling)
         except ShoalError as error:
-            over = not isinstance(error, DeadlineExceeded)  # on any other error the model has ended it
+            over = not isinstance(error, DeadlineExceeded)  # on any other error the model has stopped
             failed = self._to_error(error)
             if failed is error:
                 raise
@@ -186,8 +186,8 @@ class TritonGenerator(PresenceMixin):
     def _finalize_piece(self, last: Piece, sampling: Sampling) -> Piece:
         """Clear the finish reason if the model reports neither tokens nor a reason, since it may have stopped at
         `max_tokens`: the caller counts the tokens and sets it."""
-        tells = bool(self.schema.flags) or self.schema.family == "tokens"
-        return last if tells or sampling.max_tokens is None else msgspec.structs.replace(last, finish_reason=None)
+        reports_end = bool(self.schema.flags) or self.schema.family == "tokens"
+        return last if reports_end or sampling.max_tokens is None else msgspec.structs.replace(last, finish_reason=None)
 
     def _to_error(self, error: ShoalError) -> ShoalError:
         """Return the error as a generator may raise it; mark the model as lost if its server is."""
@@ -206,8 +206,8 @@ class TritonGenerator(PresenceMixin):
         return UpstreamFailed(error.message)
 
     def _cancel(self, id: str) -> None:
-        """Cancel the generation `id` on the model. The broken call alone is not enough: Triton does not forward it to
-        the running step of an ensemble, nor does every model to those that it calls."""
+        """Cancel the generation `id` on the model. Canceling the call alone is not enough: Triton does not forward that
+        to the running step of an ensemble, nor does every model to those that it calls."""
         if self._closed or not (self.schema.cancel or self.schema.parts):
             return
         task = asyncio.create_task(self._send_cancel(id), name=f"cancel {id}")

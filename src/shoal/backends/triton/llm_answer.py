@@ -21,7 +21,7 @@ from shoal.errors import UpstreamFailed
 from shoal.types import Array, TokenLogprob
 
 FINISH_REASONS = {"length": "length", "max_tokens": "length", "content_filter": "content_filter"}
-"""Finish reasons other than "stop", for which models have many words."""
+"""Finish reasons other than "stop", which models name in many ways."""
 
 UNFINISHED = ("", "none", "null")
 """Python's None as text is how vLLM and the LLM API mark an unfinished answer."""
@@ -57,8 +57,8 @@ class Answer:
         self._finished = False
 
     def read(self, response: ModelInferResponse) -> Piece | None:
-        """Return the piece of a response, None if empty. Raises UpstreamFailed if it is broken, or the model gave
-        up."""
+        """Return the piece of a response, None if empty. Raises UpstreamFailed if it is broken, or the model
+        aborted."""
         found = _tensors(response)
         piece = Piece()
         sampling = self._request.sampling
@@ -97,7 +97,7 @@ class Answer:
         if self._schema.output_mode == "cumulative":
             self._decoder.reset()
             self._text = self._decoder.decode(data)
-            # Half a character decodes to this until its other tokens arrive; `end` returns it if they never do.
+            # A partial character decodes to this until its other tokens come; `end` returns it otherwise.
             piece.text = self._text.rstrip(REPLACED)
             return
         text = self._decode_text(data)
@@ -106,7 +106,7 @@ class Answer:
         piece.text = text
 
     def _decode_text(self, data: bytes) -> str:
-        """Decode bytes; half a character at the end is kept for the next piece."""
+        """Decode bytes; a partial character at the end is kept for the next piece."""
         if not self._has_partial_character:  # nearly always, in a quarter of the incremental decoder's time
             try:
                 return data.decode()
@@ -155,8 +155,8 @@ class Answer:
             self._token_count = (self._token_count or 0) + count
 
     def _logprobs(self, piece: Piece, values: Sequence[float]) -> list[TokenLogprob]:
-        """Return those of this piece's tokens, which are the last ones. An ensemble reports no tokens: all text of a
-        piece goes to its first one."""
+        """Return the values of this piece's tokens, which are the last ones. An ensemble reports no tokens: all text of
+        a piece goes to its first one."""
         fresh = values[-piece.tokens :] if piece.tokens else values
         if self._vocabulary is not None and piece.ids:
             texts = [self._vocabulary.piece(id) for id in piece.ids]
@@ -194,13 +194,13 @@ def _first_text(data: bytes) -> bytes:
     """Return the first text of raw contents, b"" if there is none."""
     end = 4 + int.from_bytes(data[:4], "little")
     if data and end > len(data):
-        raise UpstreamFailed(f"a text of the model's answer is broken: {len(data)} bytes where {end} belong")
+        raise UpstreamFailed(f"a text in the model's response is truncated: {len(data)} bytes instead of {end}")
     return data[4:end]
 
 
 def _expect_bytes(value: Any) -> bytes:
     if not isinstance(value, bytes):
-        raise UpstreamFailed("the model answered numbers where a text belongs")
+        raise UpstreamFailed("the model returned numbers instead of a text")
     return value
 
 
@@ -215,7 +215,7 @@ def _finish_reason(reason: str) -> str | None:
     if word in UNFINISHED:
         return None
     if word in ABORTED_REASONS:
-        raise UpstreamFailed(f"the model gave the answer up ({reason}); Triton's log says more")
+        raise UpstreamFailed(f"the model aborted the answer ({reason}); see Triton's log")
     return FINISH_REASONS.get(word, "stop")
 
 
@@ -225,7 +225,7 @@ def _vllm_logprobs(data: bytes, limit: int) -> list[TokenLogprob]:
         tokens = json.loads(data or b"null") or []  # accepts -Infinity, as Python writes it
         return [_vllm_token(list(token.values()), limit) for token in tokens if token]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UpstreamFailed(f"the model answered logprobs that cannot be read: {error!r}") from error
+        raise UpstreamFailed(f"the model returned invalid logprobs: {error!r}") from error
 
 
 def _vllm_token(candidates: Sequence[dict[str, Any]], limit: int) -> TokenLogprob:

@@ -126,7 +126,7 @@ class RequestBuilder:
         if sampling.logprobs is not None and "logprobs" in schema.parameters:
             if sampling.logprobs:
                 raise InvalidValue(
-                    "this model tells the probability of the chosen token alone: leave top_logprobs out or 0",
+                    "this model returns only the probability of the chosen token: leave out top_logprobs",
                     param="top_logprobs",
                 )
             self._put(request, "return_log_probs", True)
@@ -158,7 +158,7 @@ class RequestBuilder:
             self._put(request, schema.prompt, prompt.text)
             return
         if prompt.ids is None:
-            raise InvalidValue("this model reads token ids, and the prompt has none: send a text", param="prompt")
+            raise InvalidValue("this model reads token ids, but the prompt has none: send text", param="prompt")
         self._put(request, IDS, prompt.ids)
         if LENGTHS in schema.inputs:
             self._put(request, LENGTHS, len(prompt.ids) if length is None else length)
@@ -181,7 +181,7 @@ class RequestBuilder:
 
     def _set_sampling_defaults(self, values: dict[str, Any], sampling: Sampling) -> None:
         """Set what TensorRT-LLM needs to sample: without top_k or top_p it takes the likeliest token at any
-        temperature, and not every version accepts temperature 0, which asks for just that."""
+        temperature, and not every version accepts temperature 0, which means the same."""
         has, inputs = self._schema.fields, self._schema.inputs
         if sampling.temperature == 0 and "top_k" in has:
             values["top_k"] = 1
@@ -211,8 +211,8 @@ class RequestBuilder:
             return
         most = tensor.dims[-1] if tensor.dims else 1
         if 0 < most < len(texts):
-            if name != "stop":  # Shoal cuts the answer at stop texts anyway
-                raise InvalidValue(f"this model takes {most} of {name}, not {len(texts)}", param=name)
+            if name != "stop":  # Shoal cuts the answer at stop strings anyway
+                raise InvalidValue(f"this model takes at most {most} {name} (got {len(texts)})", param=name)
             texts = texts[:most]
         self._put(request, tensor.name, list(texts) or [""])
 
@@ -247,7 +247,7 @@ class RequestBuilder:
         if guide.kind == "choice":
             kind, value = "regex", "|".join(f"({re.escape(text)})" for text in _choices(guide))
         if kind is None:
-            raise InvalidValue(f"this model cannot be guided by a {guide.kind}", param=guide.field)
+            raise InvalidValue(f"this model does not support guided decoding with a {guide.kind}", param=guide.field)
         self._put(request, GUIDE_TYPE, kind)
         if guide.kind != "json_object":
             self._put(request, GUIDE, value)
@@ -293,11 +293,13 @@ class RequestBuilder:
     def _check_adapters(self) -> None:
         schema = self._schema
         if self._adapters and not schema.adapter:
-            raise ConfigError(f"{self._model} takes no LoRA: leave `adapters` out, or serve a model that does")
+            raise ConfigError(f"{self._model} does not support LoRA: leave out `adapters`, or serve a model that does")
         if schema.adapter == "lora_task_id":
             for name, value in self._adapters.items():
                 if isinstance(value, str) or value < 0:
-                    raise ConfigError(f"the adapter {name!r} of {self._model} is a task id there: give its number")
+                    raise ConfigError(
+                        f"{self._model} selects adapters by task id: set the adapter {name!r} to its number"
+                    )
         else:
             self._adapters = {name: str(value) for name, value in self._adapters.items()}
 
@@ -337,7 +339,7 @@ def _choices(guide: Guide) -> list[str]:
     try:
         return _CHOICES.decode(guide.value)
     except msgspec.MsgspecError as error:
-        raise InvalidValue(f"a choice is a list of texts: {error}", param=guide.field) from None
+        raise InvalidValue(f"a choice must be a list of strings: {error}", param=guide.field) from None
 
 
 def _stable_id(text: str) -> int:

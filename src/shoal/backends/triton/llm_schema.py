@@ -1,8 +1,8 @@
-"""How a language model on Triton is called and what it returns, read from its ModelConfig and ModelMetadata: pure.
+"""How to call a language model on Triton and what it returns, read from its ModelConfig and ModelMetadata: pure.
 
 Sources: triton-inference-server/vllm_backend (src/model.py, src/utils), NVIDIA/TensorRT-LLM (triton_backend/all_models:
-inflight_batcher_llm, gpt, llmapi), Dynamo's KServe frontend. What a model can do is read from its actual tensors, not
-from its name: ensembles are edited, and each release adds some.
+inflight_batcher_llm, gpt, llmapi), Dynamo's KServe frontend. Shoal reads a model's features from its actual
+tensors, not from its name: users edit ensembles, and each release adds tensors.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _LENGTH_KEYS = ("max_seq_len", "max_model_len", "max_sequence_length")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmSchema:
-    """How a language model on Triton is called.
+    """How to call a language model on Triton.
 
     `prompt`: the input that it reads. `fields`: Sampling fields to the inputs that carry them; vLLM's are sent as one
     JSON text. `parameters`: all fields that it honors. `batched`: tensors have a batch axis of 1. `decoupled`: it
@@ -152,7 +152,7 @@ def detect_llm(config: ModelConfig, metadata: ModelMetadataResponse) -> LlmSchem
     prompt = IDS if family == "tokens" else TEXT
     output = OUTPUT_IDS if family == "tokens" else OUTPUT
     if prompt not in model.inputs or output not in model.outputs:
-        raise model.refuse(f"generates text ({kind}), but not from {prompt} to {output}: it is not known how to ask it")
+        raise model.refuse(f"generates text ({kind}), but not from {prompt} to {output}: Shoal cannot call it")
     fields = _fields(model, family)
     schema = LlmSchema(
         name=model.name,
@@ -229,8 +229,8 @@ def _parameters(config: ModelConfig, model: Tensors, family: Family, fields: Map
     if {GUIDE, GUIDE_TYPE} <= has:
         able.add("guide")
     # An ensemble's log probabilities come without tokens: only pieces show which text they belong to.
-    telling = family == "tokens" or config.model_transaction_policy.decoupled
-    if "return_log_probs" in has and LOG_PROBS in model.outputs and telling and family in ("trtllm", "tokens"):
+    has_pieces = family == "tokens" or config.model_transaction_policy.decoupled
+    if "return_log_probs" in has and LOG_PROBS in model.outputs and has_pieces and family in ("trtllm", "tokens"):
         able.add("logprobs")
     if family == "tokens":
         able |= {"stop_token_ids"} if "stop" in fields else set()
@@ -273,7 +273,7 @@ def _check_required_inputs(model: Tensors, schema: LlmSchema) -> None:
     known.update(schema.fields.values())
     missing = [str(one) for one in model.inputs.values() if not one.optional and one.name not in known]
     if missing:
-        raise model.refuse(f"needs inputs that Shoal does not know: {', '.join(missing)}")
+        raise model.refuse(f"requires unknown inputs: {', '.join(missing)}")
     expected = "INT32 or INT64" if schema.prompt == IDS else "BYTES"
     if model.inputs[schema.prompt].datatype not in expected.split(" or "):
         raise model.refuse(f"takes {model.inputs[schema.prompt]}, but a prompt is {expected}")

@@ -14,7 +14,7 @@ from shoal.names import NAME_RULE, is_name
 
 Part: TypeAlias = Literal["model", "encoder", "tokenizer", "image"]
 """The whole model; the two parts of an ensemble that takes texts; the image tower beside a text tower, which is then
-the whole."""
+the whole model."""
 
 
 def check_served_name(name: str) -> str:

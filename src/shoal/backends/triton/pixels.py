@@ -1,6 +1,6 @@
 """How to call image towers that Shoal wrote to Triton, from their configuration. Pure.
 
-Only the parameters of an entry say how pictures are resized, cropped and scaled, so image models that Shoal did not
+Only the parameters of an entry define how images are resized, cropped and scaled, so image models that Shoal did not
 write cannot be called.
 """
 
@@ -35,7 +35,7 @@ def read_image_spec(name: str, parameters: Mapping[str, str]) -> ImageSpec:
 
 
 def read_contrast_spec(name: str, parameters: Mapping[str, str]) -> ContrastSpec | None:
-    """Return the ContrastSpec likewise, None for a model whose pictures and texts are not compared."""
+    """Return the ContrastSpec likewise, None for a model whose images and texts are not compared."""
     return _decode_parameter(name, CONTRAST, parameters[CONTRAST], ContrastSpec) if CONTRAST in parameters else None
 
 
@@ -52,7 +52,7 @@ def detect_pixels(config: ModelConfig, metadata: ModelMetadataResponse) -> Embed
     expected = {(one.name, one.datatype, one.dims) for one in (*inputs, *outputs)}
     if not model.max_batch_size or there != expected:
         takes = ", ".join(map(str, (*model.inputs.values(), *model.outputs.values())))
-        raise model.refuse(f"has {takes}, which is not what its `{IMAGE}` says: load it through Shoal again")
+        raise model.refuse(f"has {takes}, which does not match its `{IMAGE}`: load it through Shoal again")
     return Embedder(
         name=model.name,
         style="pixels",
@@ -73,7 +73,7 @@ def _decode_parameter(name: str, key: str, text: str, kind: type[S]) -> S:
         return json_decoder(kind).decode(text)
     except msgspec.MsgspecError as error:
         raise ConfigError(
-            f"Triton's model {name!r} has a `{key}` that is not readable ({error}): load it through Shoal again"
+            f"Triton's model {name!r} has an invalid `{key}` ({error}): load it through Shoal again"
         ) from error
 
 

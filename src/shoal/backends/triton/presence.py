@@ -54,14 +54,14 @@ class ModelPresence(Presence, Generic[S]):
 
     async def _check_serving(self) -> None:
         if self.ready and not await self._endpoint.is_serving():
-            raise TransportFailed("the model is not loaded on the server any more")
+            raise TransportFailed("the model is no longer loaded on the server")
 
     async def _find_model(self) -> None:
         found = await self._endpoint.find(again=self._has_served, reload=self._crashed)
         if found.tensors != self.schema.tensors:
             if self._has_served:
                 raise ConfigError("the model's tensors have changed: reload it to serve the new version")
-            raise ConfigError("the model's tensors differ from its peers': serve it under a separate name")
+            raise ConfigError("the model's tensors differ from the other replicas': serve it under a separate name")
         self.schema = found
         await self._admit_schema()
         self._has_served, self._crashed = True, False

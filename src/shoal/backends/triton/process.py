@@ -42,7 +42,7 @@ class Ports:
     metrics: int
 
     def only_number(self) -> Ports:
-        """Return only the number, a free one for 0."""
+        """Return only the identifying number; 0 becomes a free one."""
         return Ports(0, self.grpc or Ports(0, 0, 0).choose_free().grpc, 0)
 
     def choose_free(self) -> Ports:
@@ -62,7 +62,7 @@ class Ports:
                 except OSError as error:
                     raise SetupError(
                         f"port {port} on {HOST} cannot be used for Triton ({error.strerror}): choose another with"
-                        f" {flag} (0 takes a free one), or stop the program that has it"
+                        f" {flag} (0 picks a free one), or stop the program that uses it"
                     ) from None
                 chosen.append(one.getsockname()[1])
         return Ports(*chosen)
@@ -93,7 +93,7 @@ class Command:
             f"--backend-directory={self.distribution.backends}",
             f"--cache-directory={self.distribution.caches}",
             *self._listen_flags(),
-            # A dead stub makes a stopping server wait for all of this time.
+            # A stopping server waits this long if a model's stub process is dead.
             f"--exit-timeout-secs={max(1, round(self.exit_timeout_s))}",
         ]
         if "python" in self.distribution.platforms():
@@ -117,12 +117,12 @@ class Command:
 
 
 def new_shm_prefix(port: int) -> str:
-    """Return a unique prefix: servers side by side, and one after another, must not share files in /dev/shm."""
+    """Return a unique prefix: concurrent and successive servers must not share files in /dev/shm."""
     return f"{SHM_MARK}{port}_{secrets.token_hex(4)}_"
 
 
 async def spawn(arguments: Sequence[str], environment: Environment | None, log: int) -> asyncio.subprocess.Process:
-    """Start a server that ends with this thread, in its own session, so that only Shoal handles a terminal's Ctrl-C.
+    """Start a server that dies with this thread, in its own session, so that only Shoal handles a terminal's Ctrl-C.
 
     `log`: an open file for all its output. Raises SetupError.
     """

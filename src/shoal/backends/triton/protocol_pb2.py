@@ -1,4 +1,4 @@
-"""Made of protocol.proto by protocol_compile.py: change that file, not this one."""
+"""Generated from protocol.proto by protocol_compile.py: edit that file, not this one."""
 
 from shoal.backends.base.protobuf import define_messages
 

@@ -1,10 +1,10 @@
 """A Triton model repository on a disk that Shoal can write.
 
     <name>/config.pbtxt, <name>/1/...     a model in Triton's layout
-    <name>/shoal.json                     the mark: Shoal made this folder, and may replace and remove it
+    <name>/shoal.json                     the mark: Shoal made this folder and may replace or remove it
 
-A folder appears complete, by one rename, and is exchanged for an older one in one step. Links are never followed.
-Folders without the mark are never changed, nor are files that others added to a folder with it.
+A folder appears complete, through one rename, and replaces an older one in one step. Links are never followed. Shoal
+never changes folders without the mark, nor files that others added to a folder with it.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class ModelPush:
 
     @property
     def ensemble(self) -> bool:
-        """Whether only ModelReady shows if its load worked. Triton 2.51 looks for an ensemble's parts on its disk, does
-        not find pushed ones, answers INTERNAL "failed to poll from model repository", and loads the ensemble anyway
-        (Triton issue 4630)."""
+        """Whether only ModelReady shows if its load succeeded. Triton 2.51 looks for an ensemble's parts on its disk,
+        does not find pushed ones, answers INTERNAL "failed to poll from model repository", and loads the ensemble
+        anyway (Triton issue 4630)."""
         return self.model.config.platform == "ensemble"
 
 
@@ -135,8 +135,8 @@ class Repository:
         return next((one for one in self.entries() if one.name == name), None)
 
     def entries(self) -> list[RepositoryEntry]:
-        """Return every model in the repository, by name. Links and hidden folders are no models; parts belong to their
-        whole."""
+        """Return every model in the repository, by name. Links and hidden folders are not models; parts belong to
+        their whole."""
         with self._convert_disk_errors():
             marks = {folder.name: _read_mark(folder) for folder in _list_folders(self.folder)}
             held = []
@@ -168,16 +168,16 @@ class Repository:
         InvalidValue if a folder is outside the repository."""
         for folder in [self.folder / triton_name(served, part) for part in PARTS]:
             if folder.parent != self.folder:
-                raise InvalidValue(f"{served!r} leads out of the repository", param="model")
+                raise InvalidValue(f"{served!r} points outside the repository", param="model")
             mark = _read_mark(folder)
             if mark is None and folder.name in needed and os.path.lexists(folder):
                 raise Forbidden(
-                    f"{folder} was not made by Shoal, which leaves it as it is: choose another name, or move it away",
+                    f"{folder} was not made by Shoal and is left unchanged: choose another name, or move it away",
                     param="model",
                 )
             if mark is not None and (added := sorted(_list_files(folder) - {*mark.files, MARK})):
                 raise Forbidden(
-                    f"{folder} holds files that Shoal did not put there ({', '.join(added[:3])}): move them away first",
+                    f"{folder} contains files that Shoal did not write ({', '.join(added[:3])}): move them away first",
                     param="model",
                 )
 
@@ -219,8 +219,8 @@ def build_pushes(spec: EntrySpec) -> tuple[ModelPush, ...]:
         size = sum(len(one) if isinstance(one, bytes) else one.stat().st_size for one in model.files.values())
         if size > MAX_PUSH:
             raise ConfigError(
-                f"{spec.name} has {size} bytes, and a push takes at most {MAX_PUSH}: let Shoal write the repository "
-                "(triton_repository), on a disk that Triton reads",
+                f"{spec.name} has {size} bytes, but a push is limited to {MAX_PUSH}: set triton_repository to a folder "
+                "that Triton reads and Shoal can write",
                 param="triton_repository",
             )
         files = {path: one.read_bytes() if isinstance(one, Path) else one for path, one in model.files.items()}
@@ -284,7 +284,7 @@ def _install(built: Sequence[tuple[Path, Path]]) -> None:
 
 
 def _move_aside(folder: Path, partial: Path) -> bool:
-    """Move a folder of Shoal's out of Triton's sight in one step; it is deleted with `partial`."""
+    """Move a folder that Shoal made out of the repository in one step; it is deleted with `partial`."""
     if _read_mark(folder) is None:
         return False
     folder.rename(Path(tempfile.mkdtemp(dir=partial)) / folder.name)

@@ -1,7 +1,7 @@
 """Builds what Shoal writes into a Triton model repository for one served model: pure, from a specification to files.
 
 The files are one Triton model, or three if Triton takes texts: an encoder, a tokenizer and an ensemble of both that
-takes BYTES. A model of texts and pictures has two: its text tower under its own name, and its image tower beside it.
+takes BYTES. A model of texts and images has two: its text tower under its own name, and its image tower beside it.
 Parameters of each config.pbtxt record its origin, so that any Shoal that finds the model on a server can identify it.
 """
 
@@ -69,13 +69,13 @@ class EntryOptions:
                 raise ConfigError(f"{name} must be at least {least}", param=name)
         if self.max_queue_size and not self.dynamic_batching:
             raise ConfigError(
-                "Triton bounds the queue of its dynamic batcher alone: turn dynamic batching on, or leave out "
+                "Triton limits only the queue of its dynamic batcher: enable triton_dynamic_batching, or leave out "
                 "triton_queue_size",
                 param="triton_queue_size",
             )
         if self.accelerator != "none" and self.platform != "onnxruntime":
             raise ConfigError(
-                f"accelerators belong to Triton's onnxruntime backend: choose triton_platform onnxruntime, or "
+                f"only Triton's onnxruntime backend has accelerators: choose triton_platform onnxruntime, or "
                 f"triton_accelerator none with {self.platform}",
                 param="triton_accelerator",
             )
@@ -94,7 +94,7 @@ class EntryOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTower:
-    """The ONNX file that reads pictures, their preprocessing, and its external weights, under the graph's folder."""
+    """The ONNX file that reads images, their preprocessing, and its external weights, under the graph's folder."""
 
     graph: Path
     spec: ImageSpec
@@ -106,8 +106,8 @@ class EntrySpec:
     """One model to write. Raises ConfigError, InvalidValue (`name`) and ModelFileError for an invalid one.
 
     `graph`: the ONNX file, or the plan for `tensorrt`; `data`: its external weights, files under the graph's folder.
-    These are of the tower that reads `text`. `image`: the tower that reads pictures, beside that one, or alone if
-    `text` is None: then `graph` is its graph too. `contrast`: how pictures and texts are compared. `inputs` and
+    These are of the tower that reads `text`. `image`: the tower that reads images, beside that one, or alone if
+    `text` is None: then `graph` is its graph too. `contrast`: how images and texts are compared. `inputs` and
     `outputs`: the graph's; empty stands for int64 inputs and float32 outputs as `text` names them. `token_width`: of
     its token vectors, if it has any; -1 for a graph that leaves it open. `tokenizer`: the tokenizer.json, for
     `text_in`. `source`: the model's address. `space`: Shoal's hash of what its vectors mean. `precision`: the graph's
@@ -137,8 +137,8 @@ class EntrySpec:
             raise ConfigError(f"{self.name} reads neither texts nor images: there is nothing to write")
         if options.fp16 and self.precision != "f16" and (options.accelerator, options.kind) != ("tensorrt", "gpu"):
             raise ConfigError(
-                "fp16 is made by the TensorRT accelerator on a GPU: choose triton_accelerator tensorrt and triton_kind "
-                f"gpu, or give a graph that is fp16 itself (this one is {self.precision})",
+                "triton_fp16 needs the TensorRT accelerator on a GPU: choose triton_accelerator tensorrt and "
+                f"triton_kind gpu, or use a graph that is already fp16 (this one is {self.precision})",
                 param="triton_fp16",
             )
         if options.text_in and (why := self._why_no_text_in()):
@@ -149,27 +149,27 @@ class EntrySpec:
             )
         if options.text_in and self.tokenizer is None:
             raise ModelFileError(
-                "is needed where Triton takes texts: load without text_in, or give a tokenizer", file="tokenizer.json"
+                "is required for text_in: load without text_in, or add a tokenizer", file="tokenizer.json"
             )
         for tower in (self, self.image) if self.image is not None else (self,):
             folder = tower.graph.parent
             for path in tower.data:
                 if not path.is_relative_to(folder) or ".." in path.relative_to(folder).parts:
-                    raise ModelFileError("lies outside of the graph's folder", file=str(path))
+                    raise ModelFileError("is outside the graph's folder", file=str(path))
 
     def _why_no_text_in(self) -> str:
         """Return why no ensemble that takes texts can be made of it; "" if one can."""
         if self.image is not None:
             return "reads images"
-        assert self.text is not None, "one of the two is there"
+        assert self.text is not None, "text or image is set"
         if not self.text.dimension:
-            return "gives no dense vectors"
-        return "" if self.text.frame_tokens else "reads texts as no tokenizer there does"
+            return "returns no dense vectors"
+        return "" if self.text.frame_tokens else "frames texts in a way that the tokenizer on Triton does not support"
 
     @property
     def tensors(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Inputs and outputs of the text tower."""
-        assert self.text is not None, "asked of what reads texts alone"
+        assert self.text is not None, "only called for models that read text"
         dims_by_name = output_dims(self.text, self.token_width)
         return (
             self.inputs or tuple(Tensor(name, "INT64", (-1,)) for name in self.text.inputs),
@@ -178,7 +178,7 @@ class EntrySpec:
 
 
 def output_dims(text: TextSpec, token_width: int) -> dict[str, tuple[int, ...]]:
-    """Return the dims that a graph gives for one text, by its outputs' names; -1: one per token, or unknown."""
+    """Return the dims of a graph's outputs for one text, by output name; -1: one per token, or unknown."""
     heads: dict[str, tuple[int, ...]] = {text.tokens: (-1, token_width)}
     if text.score is not None:
         heads[text.score.output] = (len(text.score.labels),)
@@ -233,16 +233,16 @@ def triton_models(spec: EntrySpec) -> tuple[TritonModel, ...]:
 def _encoder_model(spec: EntrySpec, part: Part) -> TritonModel:
     config, files = _tower_config(spec, part, spec.graph, spec.data, spec.tensors)
     if spec.options.warm_up:
-        assert spec.text is not None, "an encoder of texts is written of one alone"
+        assert spec.text is not None, "only models that read text have an encoder"
         config["modelWarmup"], warm_up = _warm_up(spec.tensors[0], spec.text.max_tokens)
         files |= warm_up
     return _build_model(spec, part, config, files)
 
 
 def _image_model(spec: EntrySpec, part: Part) -> TritonModel:
-    """Build an image tower. A single picture warms it up: all of them have the same shape."""
+    """Build an image tower. A single image warms it up: all images have the same shape."""
     tower = spec.image
-    assert tower is not None, "an image tower is written of one alone"
+    assert tower is not None, "only called for entries with an image tower"
     tensors = image_tensors(tower.spec)
     config, files = _tower_config(spec, part, tower.graph, tower.data, tensors)
     config["maxBatchSize"] = min(spec.options.max_batch_size, max_images_per_call(tower.spec))
@@ -288,14 +288,14 @@ def _tokenizer_model(spec: EntrySpec) -> TritonModel:
         "output": [_port_config(Tensor(tensor.name, "INT64", tensor.dims)) for tensor in inputs],
         "instanceGroup": [{"count": 1, "kind": "KIND_CPU"}],
     }
-    assert spec.tokenizer is not None, "EntrySpec refuses text_in without one"
+    assert spec.tokenizer is not None, "EntrySpec rejects text_in without a tokenizer"
     files: dict[str, Content] = {"1/model.py": PROGRAMS / "tokenizer.py", "1/tokenizer.json": spec.tokenizer}
     return _build_model(spec, "tokenizer", config, files)
 
 
 def _ensemble_model(spec: EntrySpec) -> TritonModel:
     inputs, outputs = spec.tensors
-    assert spec.text is not None, "an ensemble that takes texts is refused for anything else"
+    assert spec.text is not None, "EntrySpec rejects text_in for other models"
     main = spec.text.sentence_embedding
     same = {tensor.name: tensor.name for tensor in inputs}
     config = _base_config(spec, "model") | {
@@ -309,8 +309,8 @@ def _ensemble_model(spec: EntrySpec) -> TritonModel:
             ]
         },
     }
-    config.pop("dynamicBatching", None)  # the parts have their own; Triton refuses one here
-    # A version is a folder, and archives and version control drop folders without a file.
+    config.pop("dynamicBatching", None)  # the parts have their own; Triton rejects it here
+    # A version is a folder, and archives and version control drop empty folders.
     return _build_model(
         spec, "model", config, {"1/ensemble": b"The models of this ensemble are named in config.pbtxt.\n"}
     )

@@ -5,8 +5,8 @@
     state.json   ports, process and repository; read by `shoal triton status`
     log          the server's output, with Shoal's lines about restarts
 
-The lock shows whether a server is supervised: it is released however its process ends. A process id alone is not
-enough, because ids are reused.
+The lock shows whether a server is supervised: the kernel releases it however its process ends. A process id alone
+is not enough, because ids are reused.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class RunFolder:
             return ""
 
     def note(self, line: str) -> None:
-        """Append a line of Shoal's own to the log."""
+        """Append a line from Shoal to the log."""
         with contextlib.suppress(OSError), self.log.open("a") as file:
             file.write(f"shoal: {line}\n")
 
@@ -215,10 +215,9 @@ def remove_socket(path: str) -> None:
 
 
 def end_session(leader: Process, proc: Path = Path("/proc")) -> None:
-    """Kill a server and every process of its session: they outlive it while they compute, and only check for it in
-    between.
+    """Kill a server and every process of its session: a model's process checks for the server only between requests.
 
-    The number of a session is not reused while a process is in it, so no other program can be hit.
+    A session's number is not reused while it has processes, so no other program can be hit.
     """
     now = process_start(leader.pid)
     if now is not None and now != leader.started:
@@ -245,4 +244,4 @@ def remove_shared_memory(prefix: str, folder: Path = Path("/dev/shm")) -> None:
 
 
 SHM_MARK = "shoal_triton_"
-"""Start of every prefix, so that no file of another program can match."""
+"""Start of every prefix, so that no file of another program matches."""

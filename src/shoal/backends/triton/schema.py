@@ -1,4 +1,4 @@
-"""How a model on Triton that embeds or scores is called: pure, and the only place for the conventions of embedding
+"""How to call a model on Triton that embeds or scores: pure, and the only place for the conventions of embedding
 models, rerankers and classifiers on Triton."""
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ TOKEN_OUTPUTS = (
     "output",
     "pooler_output",
 )
-"""Outputs of models that read token ids, the preferred one first. BERT's pooler_output was never trained to be an
-embedding, so it is only used if there is nothing else."""
+"""Outputs of models that read token ids, the preferred one first. BERT's pooler_output was never trained as an
+embedding, so it is the last resort."""
 
 SCORE_OUTPUTS = (LOGITS, "scores", "score")
 """Output names that identify scores without any configuration."""
@@ -60,7 +60,7 @@ _FLOATS = ("FP32", "FP16", "BF16", "FP64")
 _INTEGERS = ("INT64", "INT32")
 _PRECISIONS = {"FP16": "f16", "BF16": "bf16"}
 _ALWAYS_FILLED = ("attention_mask", "pooling_mask")
-"""Optional inputs that are filled anyway: without them padding, or a prompt, would count."""
+"""Optional inputs that Shoal fills anyway: without them padding, or a prompt, would count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedder:
-    """How a model on Triton that embeds or scores is called.
+    """How to call a model on Triton that embeds or scores.
 
     `outputs`: the one to use is first. `batch`: "config" (max_batch_size is above 0), "free" (a leading -1: any size),
     "one" (a leading 1) or "none" (no batch axis). `max_batch_size`: items per call, 0 for any number. `instances`:
@@ -137,13 +137,13 @@ class Embedder:
         return array if self.batch_axis else array[0]
 
     def shape_output(self, port: Port, array: Array, rows: int) -> Array:
-        """Return a response's array as [rows, ...], without axes of size 1 that the model puts before or between.
+        """Return a response's array as [rows, ...], without axes of size 1 that the model adds before or between them.
 
         Raises UpstreamFailed if it does not hold one item per row.
         """
         tail = array.shape[array.ndim - port.axes :]
         if array.ndim < port.axes or array.size != rows * math.prod(tail):
-            raise UpstreamFailed(f"{self.name} answered {port.name} {list(array.shape)} for {rows} inputs")
+            raise UpstreamFailed(f"{self.name} returned {port.name} {list(array.shape)} for {rows} inputs")
         return array.reshape(rows, *tail)
 
 
@@ -188,7 +188,7 @@ def _check_names(model: Tensors, names: TensorNames) -> None:
     ):
         for canonical, own in configured.items():
             if canonical not in known:
-                raise model.refuse(f"cannot be served with {setting}.{canonical}: the names are {', '.join(known)}")
+                raise model.refuse(f"cannot be served with {setting}.{canonical}: valid names are {', '.join(known)}")
             if own not in has:
                 listed = ", ".join(has) or "none"
                 raise model.refuse(f"has no tensor {own!r}, which {setting}.{canonical} names; it has {listed}")
@@ -199,15 +199,15 @@ def _check_names(model: Tensors, names: TensorNames) -> None:
 def _refuse_other_kinds(config: ModelConfig, metadata: ModelMetadataResponse, model: Tensors) -> None:
     kind = detect_family(config, metadata, model)
     if kind:
-        raise model.refuse(f"generates text ({kind}): it is no embedder")
+        raise model.refuse(f"generates text ({kind}): it is not an embedder")
     if images := [str(one) for one in model.inputs.values() if not one.optional and _is_image(one)]:
-        raise model.refuse(f"reads images ({images[0]}): load it through Shoal, which writes how they are made")
+        raise model.refuse(f"reads images ({images[0]}): load it through Shoal, which records their preprocessing")
     if config.model_transaction_policy.decoupled:
         raise model.refuse(
-            "answers in a stream (decoupled), which embeddings are not served over: serve one that is not"
+            "streams its responses (decoupled), which embeddings do not support: serve one that does not"
         )
     if config.HasField("sequence_batching"):
-        raise model.refuse("keeps state between requests (sequence_batching), which embeddings have none of")
+        raise model.refuse("keeps state between requests (sequence_batching), which embeddings do not support")
 
 
 def _is_image(tensor: Tensor) -> bool:
@@ -239,8 +239,7 @@ def _pick_inputs(model: Tensors, names: TensorNames) -> tuple[Style, list[tuple[
     missing = [str(one) for one in model.inputs.values() if not one.optional and one.name not in used]
     if missing:
         raise model.refuse(
-            f"needs inputs that Shoal does not know: {', '.join(missing)}; if they are a text model's, name them in "
-            "`input_names`"
+            f"requires unknown inputs: {', '.join(missing)}; if they belong to a text model, name them in `input_names`"
         )
     return style, filled
 
@@ -251,7 +250,9 @@ def _text_inputs(model: Tensors, names: TensorNames) -> list[tuple[str, Tensor]]
         canonical: model.inputs[names.inputs[canonical]] for canonical in (TEXT, PAIR) if canonical in names.inputs
     }:
         if TEXT not in own:
-            raise model.refuse("cannot be served with input_names.pair alone: name the first of the two texts, too")
+            raise model.refuse(
+                "cannot be served with input_names.pair alone: set input_names.text to the first of the two texts"
+            )
         return list(own.items())
     texts = [one for one in model.inputs.values() if one.datatype == "BYTES"]
     required = [one for one in texts if not one.optional]
@@ -261,10 +262,7 @@ def _text_inputs(model: Tensors, names: TensorNames) -> list[tuple[str, Tensor]]
     candidates = required or texts
     if len(candidates) != 1:
         listed = ", ".join(map(str, model.inputs.values())) or "nothing"
-        raise model.refuse(
-            f"takes {listed}: neither one text (BYTES) nor input_ids, so it is not known how to call it; name its "
-            "tensors in `input_names`"
-        )
+        raise model.refuse(f"takes {listed}: neither one text (BYTES) nor input_ids; name its tensors in `input_names`")
     return [(TEXT, candidates[0])]
 
 
@@ -273,7 +271,7 @@ def _batch_layout(model: Tensors, first: tuple[str, Tensor], style: Style) -> tu
     tensor = first[1]
     dims = tensor.dims
     wrong = model.refuse(
-        f"takes {tensor}: a batch of {'token ids' if style == 'tokens' else 'texts'} has not that shape"
+        f"takes {tensor}, which is not the shape of a batch of {'token ids' if style == 'tokens' else 'texts'}"
     )
     if model.max_batch_size:
         batch: Batch = "config"
@@ -303,7 +301,7 @@ def _input_port(model: Tensors, canonical: str, tensor: Tensor, batch: Batch) ->
     if tensor.datatype not in _INTEGERS:
         raise model.refuse(f"takes {tensor}, but {canonical} are {' or '.join(_INTEGERS)}")
     if len(dims) != 1:
-        raise model.refuse(f"takes {tensor}: {canonical} have one number a token")
+        raise model.refuse(f"takes {tensor}, but {canonical} have one number per token")
     return Port(canonical, tensor.name, tensor.datatype, dims)
 
 
@@ -369,38 +367,38 @@ def _score_output(model: Tensors, batch: Batch, names: TensorNames, vectors: Seq
         return None
     dims = _item_dims(tensor, batch)
     if tensor.datatype not in _FLOATS or len(dims) > 1 or 0 in dims:
-        raise model.refuse(f"gives {tensor}: scores are floats ({', '.join(_FLOATS)}), one for each label")
+        raise model.refuse(f"returns {tensor}, but scores are floats ({', '.join(_FLOATS)}), one per label")
     return Port(LOGITS, tensor.name, tensor.datatype, dims, axes=len(dims))
 
 
 def _pick_output(model: Tensors, order: Sequence[str]) -> Tensor:
-    """Return the only float output, else the first in `order`."""
+    """Return the only float output, else the first one in `order`."""
     floats = {name: tensor for name, tensor in model.outputs.items() if tensor.datatype in _FLOATS}
     listed = ", ".join(map(str, model.outputs.values())) or "nothing"
     if not floats:
-        raise model.refuse(f"gives {listed}: no floats ({', '.join(_FLOATS)}), so no embedding")
+        raise model.refuse(f"returns {listed}: no float output ({', '.join(_FLOATS)}), so no embedding")
     if len(floats) == 1:
         return next(iter(floats.values()))
     for name in order:
         if name in floats:
             return floats[name]
-    raise model.refuse(f"gives {listed}: name the one with the embedding, or the logits, in `output_names`")
+    raise model.refuse(f"returns {listed}: name the output with the embedding, or the logits, in `output_names`")
 
 
 def _output_port(model: Tensors, canonical: str, tensor: Tensor, batch: Batch) -> Port:
     """Return the port of an output. `canonical` "": by the shape of the output."""
     dims = _item_dims(tensor, batch)
     if tensor.datatype not in _FLOATS:
-        raise model.refuse(f"gives {tensor}: an embedding is one of {', '.join(_FLOATS)}")
+        raise model.refuse(f"returns {tensor}, but an embedding is one of {', '.join(_FLOATS)}")
     if len(dims) == 2 and dims[0] == 1:
         dims = dims[1:]
     if len(dims) not in (1, 2) or 0 in dims:
-        raise model.refuse(f"gives {tensor}: neither a vector nor a vector a token")
+        raise model.refuse(f"returns {tensor}: neither one vector nor one vector per token")
     token = len(dims) == 2
     if canonical == EMBEDDING and token:
-        raise model.refuse(f"gives {tensor} for a text: vectors of tokens, which only its tokenizer could pool")
+        raise model.refuse(f"returns {tensor} for a text: token vectors, which Shoal cannot pool without its tokenizer")
     if canonical in (SENTENCE, POOLED, TOKENS, SPARSE) and token != (canonical == TOKENS):
-        raise model.refuse(f"gives {tensor}, which is no {canonical}")
+        raise model.refuse(f"returns {tensor}, which is not the shape of {canonical}")
     return Port(canonical or (TOKENS if token else SENTENCE), tensor.name, tensor.datatype, dims, axes=len(dims))
 
 

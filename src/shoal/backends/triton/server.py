@@ -37,7 +37,7 @@ from shoal.errors import SetupError
 _log = logging.getLogger(__name__)
 
 _TRIES = 5
-"""Attempts at free ports: rarely, another program takes one between its choice and Triton's start."""
+"""Attempts at free ports: rarely, another program takes one before Triton starts."""
 
 _PORT_ERRORS = ("already in use", "Address already in use")
 _LOG_LINES = 20
@@ -54,7 +54,7 @@ class TritonOptions:
     socket of this user, and `grpc_port` is a number that identifies it. Ports: 0 takes a free one.
 
     `restarts`: maximum restarts in a row of a server that died, after `backoff_s`, twice that, and so on up to
-    `max_backoff_s`; one that was ready for `stable_s` starts a new row.
+    `max_backoff_s`; the count starts again after it was ready for `stable_s`.
     """
 
     home: Path
@@ -135,7 +135,7 @@ async def _start(options: TritonOptions, installed: Installation) -> TritonServe
     requested = Ports(options.http_port, options.grpc_port, options.metrics_port)
     if not options.open_ports:
         requested = Ports(0, options.grpc_port, 0)
-    taken = f"a Triton for port {requested.grpc} is run, started or stopped by another Shoal: see `shoal triton status`"
+    taken = f"another Shoal process runs, starts or stops a Triton on port {requested.grpc}: see `shoal triton status`"
     if requested.grpc and await asyncio.to_thread(RunFolder(options.run / str(requested.grpc)).is_supervised):
         raise SetupError(taken)
     for attempt in range(_TRIES):
@@ -261,7 +261,7 @@ class TritonServer:
 
     async def aclose(self) -> None:
         """Stop it: SIGTERM, later SIGKILL."""
-        # A free port is chosen for one run, so its log is not read later, unlike that of a configured one.
+        # A free port serves one run, so its log is not kept; that of a configured port is.
         await self._end(keep_log=self._options.grpc_port != 0)
 
     def _prepare(self) -> None:
@@ -314,11 +314,11 @@ class TritonServer:
             why = f"tritonserver {describe_exit(code)}"
             await asyncio.to_thread(remove_remains, self._state)
             if failures > self._options.restarts:
-                await self._give_up(f"{why} {failures} times in a row; it is not started again. See {self.log}")
+                await self._give_up(f"{why} {failures} times in a row; it will not be restarted. See {self.log}")
                 return
             pause = min(self._options.backoff_s * 2 ** (failures - 1), self._options.max_backoff_s)
             await self._update_state(server=None, phase="restarting", restarts=self._state.restarts + 1)
-            await self._log_note(f"{why}; it is started again in {pause:g} s ({failures} of {self._options.restarts})")
+            await self._log_note(f"{why}; restarting in {pause:g} s ({failures} of {self._options.restarts})")
             await asyncio.sleep(pause)
             try:
                 await self._launch()
@@ -340,7 +340,7 @@ class TritonServer:
         try:
             await asyncio.to_thread(self._folder.write, self._state)
         except OSError as error:
-            _log.warning("%s: %s; `shoal triton status` will not know this server", error.filename, error.strerror)
+            _log.warning("%s: %s; `shoal triton status` will not list this server", error.filename, error.strerror)
 
     async def _end(self, *, keep_log: bool) -> None:
         if self._watch_task is not None:
@@ -354,7 +354,7 @@ class TritonServer:
 
 
 def _open_log(path: Path) -> int:
-    """Open a log for appending; one above 16 MiB, after many restarts, is truncated."""
+    """Open a log for appending; truncate one above 16 MiB, as after many restarts."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     with contextlib.suppress(OSError):
         if path.stat().st_size > _MAX_LOG_BYTES:

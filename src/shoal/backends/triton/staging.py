@@ -1,7 +1,7 @@
 """Staging folders of a Triton repository: one process at a time builds models there, out of Triton's sight.
 
-Triton takes every folder in a repository for a model, hidden ones too, and refuses to start over an invalid one if it
-loads all models at start. So the staging folder is beside the repository. If that place is not writable or on another
+Triton treats every folder in a repository as a model, even a hidden one. If it loads all models at start, one invalid
+folder makes it exit. So the staging folder is beside the repository. If that place is not writable or on another
 disk (a mounted volume), it is a hidden folder inside, which a Triton in explicit control mode ignores; Shoal needs that
 mode anyway.
 """
@@ -22,7 +22,7 @@ from shoal.downloads.disk import try_lock
 from shoal.errors import Unavailable
 
 LOCK = ".shoal.lock"
-"""Held by the writing process. Triton ignores files next to its models. It stays: removing a lock lets two hold it."""
+"""Held by the writing process. Triton ignores files next to its models. It is never deleted: two could hold it."""
 
 PARTIAL = ".shoal-partial-"
 _PAUSE_S = 0.05
@@ -49,7 +49,7 @@ def staging(repository: Path, wait_s: float) -> Iterator[Path]:
         try:
             yield partial
         finally:
-            # Triton may have put files of another user there: a later process with the permission deletes them.
+            # Triton may have added files of another user: a later process with permission deletes them.
             shutil.rmtree(partial, ignore_errors=True)
     finally:
         os.close(lock)
@@ -88,7 +88,7 @@ def _make_folder(places: list[tuple[Path, str]]) -> Path:
         try:
             return Path(tempfile.mkdtemp(dir=place, prefix=prefix))
         except OSError as error:
-            _log.debug("%s cannot hold unfinished work: %s", place, error)
+            _log.debug("cannot stage models in %s: %s", place, error)
     place, prefix = places[-1]
     return Path(tempfile.mkdtemp(dir=place, prefix=prefix))
 

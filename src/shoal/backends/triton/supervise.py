@@ -39,7 +39,7 @@ _RESULT = json_decoder(_StartResult)
 
 
 def start(options: TritonOptions, progress: Progress | None = None) -> tuple[RunFolder, State, bool]:
-    """Return a supervised server for the options, and whether it was started now: one that runs already is left alone.
+    """Return a supervised server for the options, and whether it was started now; a running one is reused.
 
     Blocks until it is ready. Raises SetupError, SourceError and Cancelled as `run_triton` does.
     """
@@ -61,39 +61,41 @@ def start(options: TritonOptions, progress: Progress | None = None) -> tuple[Run
         assert process.stdout is not None, "its standard output is a pipe"
         try:
             line = process.stdout.readline()
-        except BaseException:  # Ctrl-C before it is ready: it must not keep running unseen
+        except BaseException:  # Ctrl-C before it is ready: do not leave it running in the background
             process.terminate()
             raise
-        answer = _RESULT.decode(line) if line else _StartResult(error="its supervisor ended at once")
+        answer = _RESULT.decode(line) if line else _StartResult(error="its supervisor exited immediately")
         if answer.error:
             raise SetupError(answer.error if line else f"{answer.error}; see {options.run / 'supervisor.log'}")
         process.returncode = 0  # it keeps running: leaving this block must not wait for its end
     folder = RunFolder(options.run / str(answer.port))
     if (state := folder.read()) is None:
-        raise SetupError(f"Triton was ready on port {answer.port} and is gone again; see {folder.log}")
+        raise SetupError(f"Triton was ready on port {answer.port} but has exited; see {folder.log}")
     return folder, state, True
 
 
 def _find_running(folder: RunFolder, options: TritonOptions) -> State | None:
-    """Return the server that already has the wanted port. Raises SetupError if it is not the wanted one."""
+    """Return the server that already has the wanted port. Raises SetupError if it differs or is not ready."""
     state = folder.read() if options.grpc_port and folder.is_supervised() else None
     if state is None:
         return None
     if state.repository != str(options.folder):
         raise SetupError(
-            f"a Triton of Shoal's runs on port {options.grpc_port} already, with the repository {state.repository}:"
-            " choose other ports (0 takes free ones), or `shoal triton down` first"
+            f"Shoal already runs a Triton on port {options.grpc_port} with the repository {state.repository}:"
+            " choose other ports (0 picks free ones), or run `shoal triton down` first"
         )
     if bool(state.socket) == options.open_ports:
         runs = "without open ports" if state.socket else "with open ports"
-        raise SetupError(f"a Triton of Shoal's runs on port {options.grpc_port} {runs}: `shoal triton down` first")
+        raise SetupError(
+            f"Shoal already runs a Triton on port {options.grpc_port} {runs}: run `shoal triton down` first"
+        )
     if state.phase != "ready":
         raise SetupError(f"the Triton on port {options.grpc_port} is {state.phase}: see `shoal triton logs`")
     return state
 
 
 def list_servers(run: Path) -> list[tuple[RunFolder, State, bool]]:
-    """Return every server under a run folder, by port, and whether it is still supervised, or its state is stale."""
+    """Return every server under a run folder, by port, and whether it is still supervised; else its state is stale."""
     found = ((folder, folder.read()) for folder in run_folders(run))
     return [(folder, state, folder.is_supervised()) for folder, state in found if state is not None]
 
@@ -108,7 +110,7 @@ def stop(folder: RunFolder, state: State, options: TritonOptions) -> bool:
     if state.owner != "up":
         raise SetupError(
             f"the Triton on port {state.grpc_port} belongs to `shoal serve --triton` (pid {state.supervisor.pid}) and"
-            " ends with it: stop that one"
+            " stops with it: stop that process"
         )
     state.supervisor.signal(signal.SIGTERM)
     end = time.monotonic() + options.exit_timeout_s + _DOWN_MARGIN_S
@@ -157,7 +159,7 @@ async def _run(options: TritonOptions) -> None:
 
 
 def _send_result(answer: _StartResult) -> None:
-    """Write the one line and close the pipe, whose reader may exit from now on."""
+    """Write the one line and close the pipe: its reader may exit after that."""
     os.write(1, msgspec.json.encode(answer) + b"\n")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

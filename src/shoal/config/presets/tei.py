@@ -69,7 +69,7 @@ _MEANINGS = {
     "MAX_CLIENT_BATCH_SIZE": "`max_inputs`",
     "PAYLOAD_LIMIT": "`max_body_bytes`",
     "JSON_OUTPUT": "`log_format` json",
-    "CORS_ALLOW_ORIGIN": "`cors_origins`, only origins written in full, with commas between them",
+    "CORS_ALLOW_ORIGIN": "`cors_origins`, comma-separated full origins only",
     **{name: f"ignored with a warning: {why}" for name, why in _NO_EFFECT.items()},
 }
 

@@ -96,7 +96,7 @@ TRITON_OPENAI = Preset(
     flags={
         _PROTO: "`https`: use TLS to Triton",
         _HOST: "Triton's host, default 127.0.0.1; its models are served over gRPC on port 8001",
-        _PORT: "ignored with a warning where it is not 8000",
+        _PORT: "ignored with a warning if not 8000",
         _TOKENIZER: "`tokenizer` of language models that set none; embedders and rerankers keep their own",
         _ENGINE: "`context_tokens` of language models that report none, from the folder's `config.json`",
         _TOKENS: "`default_max_tokens`",

@@ -233,10 +233,14 @@ class Admission:
                 retry_after=wait_before_retry(seconds - left, self._jitter),
             )
         if traffic == "interactive" and self._demand is not None:
-            self._check_queue(seconds, now, self._demand.is_overloaded(now))
+            self._check_queue(tokens, seconds, now, self._demand.is_overloaded(now))
 
-    def _check_queue(self, seconds: float, now: float, overloaded: bool) -> None:
-        """Raise Overloaded for an interactive request that would wait `seconds` behind a standing queue."""
+    def _check_queue(self, tokens: int, seconds: float, now: float, overloaded: bool) -> None:
+        """Raise Overloaded for an interactive request that would be answered in `seconds`, behind a standing queue.
+
+        A wait no longer than the request's own engine call is not refused: on a slow engine, fair sharing still puts
+        the requests of a modest client into the next batch, however many another client sends.
+        """
         lane = self._classes["interactive"]
         queue = self._estimate_seconds(self._add_other_classes(lane.tokens, "interactive")) or 0.0
         few = lane.requests < FEW_REQUESTS
@@ -244,11 +248,15 @@ class Admission:
         bounds = ((always, True, "max_queue_ms"), (tight, overloaded, "a fraction of max_queue_ms, under overload"))
         for standing, counts, name in bounds:
             # Observed for few requests too, so that a drained queue is noticed.
-            if standing.observe(queue, now) and counts and not few and seconds > standing.limit:
+            if not standing.observe(queue, now) or few or not counts or seconds <= standing.limit:
+                continue
+            own_s = self._estimate_seconds(tokens) or 0.0
+            wait_s = seconds - own_s
+            if wait_s > max(standing.limit, own_s):
                 raise Overloaded(
-                    f"the queue takes about {seconds:.1f} s, over the limit of {standing.limit:g} s ({name}): "
-                    "try again later",
-                    retry_after=wait_before_retry(seconds - standing.limit, self._jitter),
+                    f"the queue takes about {wait_s:.1f} s, over the limit of {standing.limit:g} s ({name}): try again "
+                    "later",
+                    retry_after=wait_before_retry(wait_s - standing.limit, self._jitter),
                 )
 
     def _tokens_ahead(self, own: _AdmittedCounts, traffic: TrafficClass, tokens: int) -> float:

@@ -50,12 +50,12 @@ class Coalescer:
                 run.append(item)
                 continue
             first = self._in_flight.setdefault(key, item)
-            others = [twin for twin in self._queued.pop(key, {}).values() if twin not in together]
+            others = [duplicate for duplicate in self._queued.pop(key, {}).values() if duplicate not in together]
             if first is item:
                 run.append(item)
             else:
                 others.append(item)
-            answered += [(twin, first) for twin in others]
+            answered += [(duplicate, first) for duplicate in others]
         return run, answered
 
     def forget(self, item: Item) -> None:

@@ -188,28 +188,28 @@ class Lane:
         traffic = classify_traffic(ctx, len(items))
         estimates = [self.pipeline.estimate(item) for item in items]
         permit = self.admission.admit(ctx.client, traffic, len(items), sum(estimates), ctx.deadline)
-        pending = RequestState(task, items, ctx, traffic=traffic, now=self._clock(), estimates=estimates)
-        self._requests.add(pending)
+        request = RequestState(task, items, ctx, traffic=traffic, now=self._clock(), estimates=estimates)
+        self._requests.add(request)
         if ctx.deadline < self._next_expiry:
             self._schedule_expiry(ctx.deadline)
-        self._preparer.add(pending)
+        self._preparer.add(request)
         tokens: int | None = None
         try:
-            result = await pending.future
+            result = await request.future
             tokens = sum(result.tokens)
             return result
         finally:
-            self._requests.discard(pending)
-            if pending.items:
-                self._withdraw(pending)
+            self._requests.discard(request)
+            if request.items:
+                self._withdraw(request)
             self.admission.release(permit, tokens)
-            del pending  # its error references this frame: together they would form a cycle
+            del request  # its error references this frame: together they would form a cycle
 
     async def aclose(self) -> None:
-        """Fail pending requests, cancel engine calls and close the engines; a second call has no effect."""
+        """Fail waiting requests, cancel engine calls and close the engines; a second call has no effect."""
         self._closed = True
-        for pending in list(self._requests):
-            pending.fail(Unavailable("the server is shutting down: send the request again", retry_after=1.0))
+        for request in list(self._requests):
+            request.fail(Unavailable("the server is shutting down: send the request again", retry_after=1.0))
         tasks = [run.task for run in self._in_flight if run.task is not None]
         for task in tasks:
             task.cancel()
@@ -228,34 +228,34 @@ class Lane:
 
     def _enqueue(self, outcomes: list[Outcome]) -> None:
         now, cache = self._clock(), self.options.cache
-        for pending, index, outcome in outcomes:
+        for request, index, outcome in outcomes:
             if isinstance(outcome, ShoalError):
-                pending.fail_at(index, outcome)
-            if isinstance(outcome, ShoalError) or pending.future.done():
+                request.fail_at(index, outcome)
+            if isinstance(outcome, ShoalError) or request.future.done():
                 continue
-            pending.tokens[index] = outcome.tokens
-            pending.truncated += outcome.truncated
-            if cache is not None and self._answer_from_cache(cache, pending, index, outcome):
+            request.tokens[index] = outcome.tokens
+            request.truncated += outcome.truncated
+            if cache is not None and self._answer_from_cache(cache, request, index, outcome):
                 continue
-            leader = self._coalescer.find_leader(outcome.key, id(pending))
+            leader = self._coalescer.find_leader(outcome.key, id(request))
             if leader is not None:
-                leader.deadline = max(leader.deadline, pending.ctx.deadline)
-                leader.waiters.append((pending, index))
-                pending.items[index] = leader
-                self._preparer.record_dispatched(pending, 1)
+                leader.deadline = max(leader.deadline, request.ctx.deadline)
+                leader.waiters.append((request, index))
+                request.items[index] = leader
+                self._preparer.record_dispatched(request, 1)
                 continue
             item = Item(
                 cost=outcome.cost,
                 group=outcome.group,
-                traffic=pending.traffic,
-                client=pending.ctx.client,
-                request=id(pending),
-                arrived=pending.arrived,
-                deadline=pending.ctx.deadline,
+                traffic=request.traffic,
+                client=request.ctx.client,
+                request=id(request),
+                arrived=request.arrived,
+                deadline=request.ctx.deadline,
                 prepared=outcome,
-                waiters=[(pending, index)],
+                waiters=[(request, index)],
             )
-            pending.items[index] = item
+            request.items[index] = item
             self._coalescer.add(item)
             self._planner.add(item, now)
 
@@ -271,10 +271,10 @@ class Lane:
     def _expire_requests(self) -> None:
         now = self._clock()
         self._expiry_timer, self._next_expiry = None, inf
-        for pending in self._requests:
-            if pending.ctx.deadline <= now:
-                pending.expire()
-        waiting = [pending.ctx.deadline for pending in self._requests if pending.ctx.deadline > now]
+        for request in self._requests:
+            if request.ctx.deadline <= now:
+                request.expire()
+        waiting = [request.ctx.deadline for request in self._requests if request.ctx.deadline > now]
         if waiting and not self._closed:
             self._schedule_expiry(min(waiting))
 
@@ -283,22 +283,22 @@ class Lane:
         running = sum(len(run.items) for run in self._in_flight)
         return self._planner.items + running + sum(len(part.items) for part in self._parts)
 
-    def _answer_from_cache(self, cache: Cache, pending: RequestState, index: int, prepared: Prepared) -> bool:
+    def _answer_from_cache(self, cache: Cache, request: RequestState, index: int, prepared: Prepared) -> bool:
         if prepared.key is None or (found := cache.get(prepared.key)) is None:
             return False
-        pending.tokens[index] = found.tokens
-        self._preparer.record_dispatched(pending, 1)
-        pending.put_cached(index, found.row, self.options.space)
+        request.tokens[index] = found.tokens
+        self._preparer.record_dispatched(request, 1)
+        request.put_cached(index, found.row, self.options.space)
         return True
 
-    def _withdraw(self, pending: RequestState) -> None:
+    def _withdraw(self, request: RequestState) -> None:
         """Drop the items that only this request waits for: it is answered, or its caller left."""
-        for item in pending.items.values():
-            item.waiters = [waiter for waiter in item.waiters if waiter[0] is not pending]
+        for item in request.items.values():
+            item.waiters = [waiter for waiter in item.waiters if waiter[0] is not request]
             if not item.waiters:
                 self._coalescer.forget(item)
                 self._discard(item)
-        pending.items.clear()
+        request.items.clear()
         for run in self._in_flight:
             if run.task is not None and not any(item.waiters for item in run.items):
                 run.task.cancel()
@@ -312,8 +312,7 @@ class Lane:
         if item.queued:
             self._planner.discard(item)
             item.prepared = _NOTHING
-            if self._preparer.large_queue:
-                self._preparer.resume()
+            self._preparer.resume()
 
     def _wake(self) -> None:
         if not self._pump_scheduled:
@@ -331,8 +330,7 @@ class Lane:
                 pass
         except Exception as error:  # any error stops the driver, and its requests must not hang
             self._fail_lane(error)
-        if self._preparer.large_queue:
-            self._preparer.resume()
+        self._preparer.resume()
 
     def _launch_next(self) -> bool:
         now = self._clock()
@@ -355,15 +353,15 @@ class Lane:
         decision, late = self._planner.take(facts, now, share=share, behind=replica.backlog_s(now))
         for item in late:
             self._coalescer.forget(item)
-            for pending, _ in item.waiters:
-                pending.expire(now)
+            for request, _ in item.waiters:
+                request.expire(now)
         if isinstance(decision, Wait):
             if decision.until is not None:
                 self._schedule_pump(decision.until - now)
             return False
         items, answered = self._coalescer.dequeue(decision.entries)
-        for twin, item in answered:
-            self._merge_duplicate(item, twin)
+        for duplicate, item in answered:
+            self._merge_duplicate(item, duplicate)
         self._launch(replica, facts, items, decision.flush)
         return True
 
@@ -375,26 +373,26 @@ class Lane:
                 self._parts.remove(part)
                 items = [item for item in part.items if item.waiters]
                 facts = replica.facts
-                most = facts.max_batch_size  # replicas differ: the batch may have failed on a larger one
-                if items[most:]:
-                    self._parts.appendleft(_BatchPart(items[most:], part.retries))
+                limit = facts.max_batch_size  # replicas differ: the batch may have failed on a larger one
+                if items[limit:]:
+                    self._parts.appendleft(_BatchPart(items[limit:], part.retries))
                 if items:
-                    self._launch(replica, facts, items[:most], "full", part.retries)
+                    self._launch(replica, facts, items[:limit], "full", part.retries)
                 return True
         return False
 
     def _schedule_pump(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(max(seconds, 0.0), self._pump)
 
-    def _merge_duplicate(self, item: Item, twin: Item) -> None:
-        """Move the waiters of `twin` to `item`, which has the same key and left the queue first."""
-        self._mark_dispatched(twin)
-        self._discard(twin)
-        item.deadline = max(item.deadline, twin.deadline)
-        item.attempts = max(item.attempts, twin.attempts)
-        for pending, index in twin.waiters:
-            pending.items[index] = item
-        item.waiters += twin.waiters
+    def _merge_duplicate(self, item: Item, duplicate: Item) -> None:
+        """Move the waiters of `duplicate` to `item`, which has the same key and left the queue first."""
+        self._mark_dispatched(duplicate)
+        self._discard(duplicate)
+        item.deadline = max(item.deadline, duplicate.deadline)
+        item.attempts = max(item.attempts, duplicate.attempts)
+        for request, index in duplicate.waiters:
+            request.items[index] = item
+        item.waiters += duplicate.waiters
 
     def _mark_dispatched(self, item: Item) -> None:
         """Record that the item left the queue, once even if it is retried: its request may prepare another one."""
@@ -529,21 +527,21 @@ class Lane:
         )
 
     def _deliver(self, run: _InFlightBatch, rows: Sequence[Row | CountedRow | ShoalError]) -> None:
-        requests = len({id(pending) for item in run.items for pending, _ in item.waiters})
+        requests = len({id(request) for item in run.items for request, _ in item.waiters})
         took = self._clock() - run.started
         ran = BatchRecord(run.id, len(run.items), requests, run.flush, run.facts.name, took, run.started)
         for item, row in zip(run.items, rows, strict=True):
             self._coalescer.forget(item)
             if isinstance(row, ShoalError):
-                for pending, index in item.waiters:
-                    pending.fail_at(index, row)
+                for request, index in item.waiters:
+                    request.fail_at(index, row)
                 continue
             counted = row if isinstance(row, CountedRow) else CountedRow(row, item.prepared.tokens)
             if self.options.cache is not None and item.prepared.key is not None:
                 self.options.cache.put(item.prepared.key, counted)
-            for pending, index in item.waiters:
-                pending.tokens[index] = counted.tokens
-                pending.put(index, counted.row, ran, self.options.space)
+            for request, index in item.waiters:
+                request.tokens[index] = counted.tokens
+                request.put(index, counted.row, ran, self.options.space)
 
     def _process_failure(self, run: _InFlightBatch, error: ShoalError) -> None:
         self._report(run, sum(item.cost for item in run.items), self._clock() - run.started, error.kind)
@@ -589,8 +587,8 @@ class Lane:
             retried = step == "retry" or (isinstance(error, DeadlineExceeded) and item.deadline > now)
             if item.attempts >= MAX_ATTEMPTS if retried else step == "fail":
                 self._coalescer.forget(item)
-                for pending, index in item.waiters:
-                    pending.fail_at(index, error)
+                for request, index in item.waiters:
+                    request.fail_at(index, error)
                 continue
             if step == "singles":
                 item.runs_alone, item.traffic = True, "bulk"
@@ -603,7 +601,7 @@ class Lane:
             f"the batcher of {self.options.model!r} stopped: reload the model or restart the server, and report this "
             "bug"
         )
-        for pending in list(self._requests):
-            pending.fail(copy(self.failure))
+        for request in list(self._requests):
+            request.fail(copy(self.failure))
         if self._on_broken is not None:
             self._on_broken(self.failure)

@@ -319,10 +319,6 @@ class Planner(Generic[E]):
         flush = "full" if full else "age" if self.limits.max_wait_time_ms else "idle"
         return Batch([entry], flush), []
 
-    def pending(self) -> list[E]:
-        """Return all entries in the queue, oldest first."""
-        return [entry for entry in self._arrivals if entry.queued]
-
     def _fill(self, facts: EngineFacts, now: float, share: int, behind: float, expired: list[E]) -> _Draft[E] | None:
         draft: _Draft[E] = _Draft(facts, self.limits)
         worthwhile = LEAST_PART * facts.cost.fixed / max(facts.cost.per_token, 1e-9)

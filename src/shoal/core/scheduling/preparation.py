@@ -44,7 +44,7 @@ class Preparer:
     """Calls `deliver` with one outcome for every item of every added request, in no guaranteed order.
 
     `count_held` returns the number of items delivered but not answered, for a pipeline that limits them
-    (BoundedPipeline). Call `resume` when that number decreases, if the `large_queue` holds requests.
+    (BoundedPipeline). Call `resume` when that number decreases.
     """
 
     def __init__(
@@ -62,33 +62,38 @@ class Preparer:
         self._threads = threads
         self._deliver = deliver
         self._queues: dict[TrafficClass, deque[RequestState]] = {"interactive": deque(), "bulk": deque()}
-        self.large_queue: deque[RequestState] = deque()
+        self._large_queue: deque[RequestState] = deque()
         self._new_requests: deque[RequestState] = deque()
         self._jobs = 0
         self._large_jobs = 0
         self._is_scheduled = False
 
-    def add(self, pending: RequestState) -> None:
-        self._put(pending)
-        if pending.traffic == "interactive" and not (self._is_light or self._is_heavy):
-            self._new_requests.append(pending)
-        self.resume()
+    def add(self, request: RequestState) -> None:
+        self._put(request)
+        if request.traffic == "interactive" and not (self._is_light or self._is_heavy):
+            self._new_requests.append(request)
+        self._schedule()
 
-    def record_dispatched(self, pending: RequestState, items: int) -> None:
+    def record_dispatched(self, request: RequestState, items: int) -> None:
         """Record that `items` prepared items of the request left for an engine; prepare more if few are left."""
-        pending.ahead -= items
-        if not pending.waiting and pending.cursor < len(pending.tokens) and pending.ahead <= AHEAD // 2:
-            self.add(pending)
+        request.ahead -= items
+        if not request.waiting and request.cursor < len(request.tokens) and request.ahead <= AHEAD // 2:
+            self.add(request)
 
     def resume(self) -> None:
+        """Continue with large items, for which there may be room again."""
+        if self._large_queue:
+            self._schedule()
+
+    def _schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._tick)
 
-    def _put(self, pending: RequestState) -> None:
-        large = self._is_heavy or (not self._is_light and pending.estimates[pending.cursor] > JOB_TOKENS)
-        (self.large_queue if large else self._queues[pending.traffic]).append(pending)
-        pending.waiting = True
+    def _put(self, request: RequestState) -> None:
+        large = self._is_heavy or (not self._is_light and request.estimates[request.cursor] > JOB_TOKENS)
+        (self._large_queue if large else self._queues[request.traffic]).append(request)
+        request.waiting = True
 
     def _tick(self) -> None:
         self._is_scheduled = False
@@ -96,19 +101,19 @@ class Preparer:
             job, _ = self._collect(inf)
             if job:
                 if any(self._queues.values()):
-                    self.resume()
+                    self._schedule()
                 self._finish(job, self._prepare(job))
             return
         inline = INLINE_TOKENS
         threads = self._threads.count
         most_large = threads if self._is_heavy else max(1, threads - 1)
-        while self.large_queue and self._jobs < threads and self._large_jobs < most_large and self._has_room():
-            pending = self.large_queue.popleft()
-            pending.waiting = False
-            if not pending.done and (job := _take_items(pending, 1)[0]):
+        while self._large_queue and self._jobs < threads and self._large_jobs < most_large and self._has_room():
+            request = self._large_queue.popleft()
+            request.waiting = False
+            if not request.done and (job := _take_items(request, 1)[0]):
                 self._large_jobs += 1
                 self._submit(job, large=True)
-                self._put_back(pending)
+                self._put_back(request)
         while self._jobs < threads:
             job, tokens = self._collect(JOB_TOKENS) if any(self._queues.values()) else ([], 0)
             if not job:
@@ -128,17 +133,17 @@ class Preparer:
         """Prepare new, short items inline while all threads are busy."""
         job: list[tuple[RequestState, int]] = []
         while self._new_requests and len(job) < JOB_ITEMS:
-            pending = self._new_requests[0]
-            if not _can_prepare_more(pending) or _next_tokens(pending) > INLINE_TOKENS:
+            request = self._new_requests[0]
+            if not _can_prepare_more(request) or _next_tokens(request) > INLINE_TOKENS:
                 self._new_requests.popleft()
                 continue
-            piece, tokens = _take_items(pending, JOB_ITEMS - len(job), inline)
+            piece, tokens = _take_items(request, JOB_ITEMS - len(job), inline)
             if not piece:
                 break  # over this tick's inline limit: the next tick prepares it
             inline -= tokens
             job += piece
         if self._new_requests:
-            self.resume()
+            self._schedule()
         if job:
             self._finish(job, self._prepare(job))
 
@@ -158,24 +163,24 @@ class Preparer:
             for _ in range(len(queue)):
                 if len(job) == JOB_ITEMS:
                     return job, tokens
-                pending = queue.popleft()
-                pending.waiting = False
-                if not pending.future.done():
-                    piece, taken = _take_items(pending, JOB_ITEMS - len(job), max_tokens - tokens)
+                request = queue.popleft()
+                request.waiting = False
+                if not request.future.done():
+                    piece, taken = _take_items(request, JOB_ITEMS - len(job), max_tokens - tokens)
                     tokens += taken
                     job += piece
-                    if pending.cursor < len(pending.tokens):
-                        self._put_back(pending)
+                    if request.cursor < len(request.tokens):
+                        self._put_back(request)
         return job, tokens
 
-    def _put_back(self, pending: RequestState) -> None:
-        if _can_prepare_more(pending):
-            self._put(pending)
+    def _put_back(self, request: RequestState) -> None:
+        if _can_prepare_more(request):
+            self._put(request)
 
     def _prepare(self, job: list[tuple[RequestState, int]]) -> tuple[list[Prepared | ShoalError], float]:
         started = time.perf_counter()
         try:
-            outcomes = self._pipeline.prepare([(pending.task, pending.task_items[index]) for pending, index in job])
+            outcomes = self._pipeline.prepare([(request.task, request.task_items[index]) for request, index in job])
             if len(outcomes) != len(job):
                 raise ValueError(f"{len(outcomes)} outcomes for {len(job)} items")
         except Exception as error:  # a bug in a pipeline must fail the request that triggers it, not hang it
@@ -202,35 +207,35 @@ class Preparer:
             error = future.exception()
             # No thread was available, so the job never started: report the error to its requests here.
             self._finish(job, ([copy(error) for _ in job], 0.0) if isinstance(error, ShoalError) else future.result())
-        self.resume()
+        self._schedule()
 
     def _finish(self, job: list[tuple[RequestState, int]], prepared: tuple[list[Prepared | ShoalError], float]) -> None:
         outcomes, seconds = prepared
-        for pending, _ in job:
-            pending.prepare_seconds = max(pending.prepare_seconds, seconds)
-        self._deliver([(pending, index, outcome) for (pending, index), outcome in zip(job, outcomes, strict=True)])
+        for request, _ in job:
+            request.prepare_seconds = max(request.prepare_seconds, seconds)
+        self._deliver([(request, index, outcome) for (request, index), outcome in zip(job, outcomes, strict=True)])
 
 
 def _take_items(
-    pending: RequestState, items: int, max_tokens: float = inf
+    request: RequestState, items: int, max_tokens: float = inf
 ) -> tuple[list[tuple[RequestState, int]], int]:
     """Take the request's next items: at most `items`, with at most `max_tokens` tokens, within AHEAD. Returns them and
     their tokens."""
     tokens = 0
-    start = stop = pending.cursor
-    end = min(start + items, start + AHEAD - pending.ahead, len(pending.tokens))
-    while stop < end and tokens + pending.estimates[stop] <= max_tokens:
-        tokens += pending.estimates[stop]
+    start = stop = request.cursor
+    end = min(start + items, start + AHEAD - request.ahead, len(request.tokens))
+    while stop < end and tokens + request.estimates[stop] <= max_tokens:
+        tokens += request.estimates[stop]
         stop += 1
-    pending.cursor = stop
-    pending.ahead += stop - start
-    return [(pending, index) for index in range(start, stop)], tokens
+    request.cursor = stop
+    request.ahead += stop - start
+    return [(request, index) for index in range(start, stop)], tokens
 
 
-def _next_tokens(pending: RequestState) -> int:
-    return pending.estimates[pending.cursor]
+def _next_tokens(request: RequestState) -> int:
+    return request.estimates[request.cursor]
 
 
-def _can_prepare_more(pending: RequestState) -> bool:
+def _can_prepare_more(request: RequestState) -> bool:
     """Whether more items of the request may be prepared now."""
-    return not pending.done and pending.cursor < len(pending.tokens) and pending.ahead < AHEAD
+    return not request.done and request.cursor < len(request.tokens) and request.ahead < AHEAD

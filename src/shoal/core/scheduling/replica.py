@@ -49,7 +49,6 @@ class Replica:
         self._unreachable_until = 0.0
         self._paused_until = 0.0
         self._suspects = 0
-        self._slots = self._engine_facts.slots
         self._facts: EngineFacts | None = None
 
     @property
@@ -66,7 +65,6 @@ class Replica:
             self._engine_facts = stated
             self.cores = stated.parallel or stated.slots
             self._facts = None
-            self._set_suspects(self._suspects)
         if self._facts is None:
             most = self._max_batch_tokens if self._max_batch_tokens is not None else stated.max_batch_tokens
             self._facts = replace(stated, cost=self._cost.model, max_batch_tokens=most)
@@ -82,17 +80,16 @@ class Replica:
     def status(self, now: float) -> ReplicaStatus:
         return self.ejection.status(self._engine_facts.name, now, present=self.is_usable(now))
 
+    def _slots(self) -> int:
+        """Maximum batches in flight: one while batches have to run alone."""
+        return 1 if self._suspects else self._engine_facts.slots
+
     def is_free(self, now: float) -> bool:
-        return (
-            len(self._leases) < self._slots
-            and now >= self._paused_until
-            and now >= self._unreachable_until
-            and self.engine.ready()
-        )
+        return len(self._leases) < self._slots() and now >= self._paused_until and self.is_usable(now)
 
     def next_check_s(self, now: float) -> float | None:
         """Seconds until to check again whether it is free; None if the end of a batch triggers the check."""
-        if self.running >= self._slots:
+        if self.running >= self._slots():
             return None
         ends = max(self.ejection.ejected_until, self._paused_until)
         return ends - now if ends > now else LOOK_AGAIN_S
@@ -125,7 +122,7 @@ class Replica:
     def end(self, lease: SlotLease, now: float) -> None:
         self._leases.remove(lease)
         if lease.suspect:
-            self._set_suspects(self._suspects - 1)
+            self._suspects -= 1
         for each in islice(self._leases, self.cores):
             if each.waits_for_core:
                 each.started, each.waits_for_core = now, False
@@ -146,16 +143,11 @@ class Replica:
 
         The next `items` batches each have the replica to themselves, so that the next crash identifies its cause.
         """
-        self._set_suspects(max(self._suspects, items))
+        self._suspects = max(self._suspects, items)
 
     def isolate_batches(self, batches: int) -> None:
         """Run the next `batches` batches one at a time, each with the replica to itself."""
-        self._set_suspects(self._suspects + batches)
-
-    def _set_suspects(self, batches: int) -> None:
-        """Set the number of batches to run alone; while there are any, the replica has one slot."""
-        self._suspects = batches
-        self._slots = 1 if batches else self._engine_facts.slots
+        self._suspects += batches
 
     def mark_unreachable(self, now: float) -> None:
         """Eject a replica that could not be reached, longer each time."""

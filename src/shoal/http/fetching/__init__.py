@@ -1,4 +1,4 @@
-"""Sources of pictures in requests: URLs, fetched only from hosts that the operator allows, data URIs and raw base64.
+"""Sources of images in requests: URLs, fetched only from hosts that the operator allows, data URIs and raw base64.
 
-Nothing here decodes a picture, and nothing opens a file.
+Nothing here decodes an image, and nothing opens a file.
 """

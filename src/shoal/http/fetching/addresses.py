@@ -59,7 +59,7 @@ def is_public(address: Address) -> bool:
 def is_local(address: Address) -> bool:
     """Whether the address is link-local (where clouds keep their metadata), unspecified or multicast.
 
-    Such an address names nothing beyond this link, and so no picture store.
+    Such an address names nothing beyond this link, and so no image store.
     """
     carried = _embedded_ipv4(address) if isinstance(address, IPv6Address) else None
     return any(

@@ -54,7 +54,7 @@ class Target:
     def permits(self, address: Address) -> bool:
         """Whether this host may resolve to `address`.
 
-        An unlisted host must be on the public internet. A listed one may be anywhere, as picture stores usually are
+        An unlisted host must be on the public internet. A listed one may be anywhere, as image stores usually are
         internal. Only link-local (where clouds keep their metadata), unspecified and multicast addresses must be listed
         as addresses, because whoever controls a name could make it resolve to them.
         """

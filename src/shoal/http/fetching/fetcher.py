@@ -1,4 +1,4 @@
-"""Fetch pictures from URLs that clients send.
+"""Fetch images from URLs that clients send.
 
 The host is resolved once. All its addresses must be allowed, and the connection goes to one of them even if the name
 resolves differently later. The TLS server name and the `Host` header are those of the URL. Fetches share nothing: no

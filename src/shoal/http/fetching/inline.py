@@ -1,7 +1,7 @@
-"""Decode pictures inside a request: data URIs (RFC 2397) and raw base64 (RFC 4648, both alphabets).
+"""Decode images inside a request: data URIs (RFC 2397) and raw base64 (RFC 4648, both alphabets).
 
 The form of a text alone decides its kind. Any other text is rejected, paths in particular: nothing here opens a file.
-Everything is pure and thread-safe. A picture of 20 MB takes tens of milliseconds, so decode large ones in a thread.
+Everything is pure and thread-safe. An image of 20 MB takes tens of milliseconds, so decode large ones in a thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal.errors import EmptyInput, InvalidValue
 MAX_BYTES: Final = 20 * 2**20
 
 MIN_BYTES: Final = 26
-"""Minimum size of a picture in any format: shorter raw base64 is a word or a path that happens to be valid base64."""
+"""Minimum size of an image in any format: shorter raw base64 is a word or a path that happens to be valid base64."""
 
 MAX_ESCAPED: Final = 2**20
 """Maximum characters of a percent-encoded data URI: each escape costs many times its size in memory."""
@@ -47,13 +47,13 @@ _WRONG_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An http(s) URL of a picture, as the client wrote it; the fetcher checks it."""
+    """An http(s) URL of an image, as the client wrote it; the fetcher checks it."""
 
     url: str
 
 
 def parse_image(text: str, *, max_bytes: int = MAX_BYTES) -> bytes | Link:
-    """Return the bytes of a picture's file, or the link to fetch them from. The bytes are not checked to be a picture.
+    """Return the bytes of an image's file, or the link to fetch them from. The bytes are not checked to be an image.
 
     Raises InvalidValue for any other text and for more than `max_bytes`, and EmptyInput for an empty text.
     """
@@ -74,7 +74,7 @@ def parse_image(text: str, *, max_bytes: int = MAX_BYTES) -> bytes | Link:
 def _find_bounds(text: str) -> tuple[int, int]:
     """Return the start and end of a text without surrounding whitespace.
 
-    The text is not copied, since a copy costs as much as the picture. At most MAX_BLANKS are skipped on each side; the
+    The text is not copied, since a copy costs as much as the image. At most MAX_BLANKS are skipped on each side; the
     decoder rejects the rest.
     """
     start, end = 0, len(text)

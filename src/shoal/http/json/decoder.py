@@ -68,23 +68,20 @@ class Decoder(Generic[T]):
         Also yields before and after decoding, which blocks the loop. Raises TooManyInputs as well, for more values than
         may be decoded at once.
         """
-        is_large = len(body) > LARGE
-        if is_large:
-            await check_values(memoryview(body), self._max_inputs)
+        if len(body) <= LARGE:
+            return self(body)
+        await check_values(memoryview(body), self._max_inputs)
         try:
             try:
                 value = self._strict.decode(body)
             except msgspec.ValidationError as error:
-                if is_large:
-                    await asyncio.sleep(0)
+                await asyncio.sleep(0)
                 self._log_unknown_fields(error, body)
-                if is_large:
-                    await asyncio.sleep(0)
+                await asyncio.sleep(0)
                 value = self._lenient.decode(body)
         except _DECODE_ERRORS as error:
             raise to_request_error(error, body) from None
-        if is_large:
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)
         return value
 
     def _log_unknown_fields(self, error: msgspec.ValidationError, body: bytes) -> None:

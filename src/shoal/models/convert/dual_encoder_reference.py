@@ -36,12 +36,12 @@ def embed_texts(folder: Path, towers: Towers, texts: Sequence[Ids]) -> Floats:
     return read.linear("head", towers.dimension, tower.hidden)(pooled)
 
 
-def embed_pictures(folder: Path, towers: Towers, pixels: Floats) -> Floats:
-    """Embed images, float32 [pictures, 3, size, size]: [pictures, dimension]."""
+def embed_images(folder: Path, towers: Towers, pixels: Floats) -> Floats:
+    """Embed images, float32 [images, 3, size, size]: [images, dimension]."""
     weights, tower = open_tower_weights(folder, towers), towers.image
     read, clip = Transformer(weights, tower, "vision_model."), towers.family == "clip"
     table = read.get("embeddings.position_embedding.weight", tower.patches + clip, tower.hidden)
-    rows = [_patches(read, tower, picture, bias=not clip) for picture in pixels]
+    rows = [_patches(read, tower, image, bias=not clip) for image in pixels]
     if clip:
         first = read.get("embeddings.class_embedding", tower.hidden)[None]
         rows = [read.norm("pre_layrnorm")(np.concatenate([first, x]) + table) for x in rows]
@@ -61,11 +61,11 @@ def _end(tower: TextTower, ids: Ids) -> int:
     return [*ids].index(end) if end in ids else 0
 
 
-def _patches(read: Transformer, tower: ImageTower, picture: Floats, *, bias: bool) -> Floats:
+def _patches(read: Transformer, tower: ImageTower, image: Floats, *, bias: bool) -> Floats:
     side, count = tower.patch, tower.size // tower.patch
     kernel = read.get("embeddings.patch_embedding.weight", tower.hidden, 3, side, side).reshape(tower.hidden, -1)
     squares = [
-        picture[:, row * side : (row + 1) * side, column * side : (column + 1) * side].ravel()
+        image[:, row * side : (row + 1) * side, column * side : (column + 1) * side].ravel()
         for row in range(count)
         for column in range(count)
     ]

@@ -16,7 +16,7 @@ import numpy as np
 
 from shoal.errors import ModelFileError, VerificationFailed
 from shoal.models.convert.contract.json_file import JsonFile, read_object
-from shoal.models.convert.contract.transforms import open_clip_pictures, timm_pictures
+from shoal.models.convert.contract.transforms import open_clip_image_spec, timm_image_spec
 from shoal.models.convert.export_dual_encoder import TIMM_CONFIG, ExportedTowers
 from shoal.models.convert.export_process import (
     INLINE_BYTES,
@@ -83,7 +83,7 @@ def from_open_clip(folder: Path, into: Path, tell: Tell) -> ExportedTowers:
     rows, padded = _samples(theirs, tokenizer)
     text, text_files, text_verdict = _text_tower(model.text, _pad(theirs), rows, padded, into)
     tell("export", 0.5)
-    image = open_clip_pictures(model.visual.preprocess_cfg, dimension=text.dimension, file=OPEN_CLIP)
+    image = open_clip_image_spec(model.visual.preprocess_cfg, dimension=text.dimension, file=OPEN_CLIP)
     files, verdict = _image_tower(model.visual, image, into)
     tell("export", 1.0)
     return ExportedTowers(
@@ -115,7 +115,7 @@ def from_timm(folder: Path, into: Path, tell: Tell) -> ExportedTowers:
     tell("load", 1.0)
     stated = timm.data.resolve_model_data_config(model)
     labels = _labels(model)
-    image = timm_pictures(stated, dimension=max(1, int(model.num_features)), labels=labels, file=TIMM_CONFIG)
+    image = timm_image_spec(stated, dimension=max(1, int(model.num_features)), labels=labels, file=TIMM_CONFIG)
     with torch.inference_mode():
         answer = model(torch.from_numpy(_noise(1, image.size)))
     if not isinstance(answer, torch.Tensor) or answer.ndim != 2 or (labels and answer.shape[1] != len(labels)):
@@ -125,7 +125,7 @@ def from_timm(folder: Path, into: Path, tell: Tell) -> ExportedTowers:
             key="model_args",
         )
     if not labels:
-        image = timm_pictures(stated, dimension=int(answer.shape[1]), labels=(), file=TIMM_CONFIG)
+        image = timm_image_spec(stated, dimension=int(answer.shape[1]), labels=(), file=TIMM_CONFIG)
     tell("export", 0.0)
     files, verdict = _image_tower(model, image, into)
     tell("export", 1.0)

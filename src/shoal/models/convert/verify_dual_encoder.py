@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from shoal.models.convert.contract.tower_types import Towers
-from shoal.models.convert.dual_encoder_reference import embed_pictures, embed_texts
+from shoal.models.convert.dual_encoder_reference import embed_images, embed_texts
 from shoal.models.convert.reference import Floats, Ids
 from shoal.models.convert.verify import MAX_DIFFERENCE, MIN_COSINE, SAMPLES, Run, Verification, min_cosine
 from shoal.specs import TextSpec
 from shoal.types import Array
 
-_PICTURES = 2
+_IMAGES = 2
 
 
 def verify_texts(source: Path, towers: Towers, target: Path, run: Run) -> Verification:
@@ -32,12 +32,12 @@ def verify_texts(source: Path, towers: Towers, target: Path, run: Run) -> Verifi
     return _verdict("text", got, embed_texts(source, towers, list(ids) if spec.pad_to else rows))
 
 
-def verify_pictures(source: Path, towers: Towers, run: Run) -> Verification:
+def verify_images(source: Path, towers: Towers, run: Run) -> Verification:
     """Compare the image tower's graph, run by `run`, over random pixels."""
     spec = towers.image_spec
-    pixels = np.random.default_rng(0).standard_normal((_PICTURES, 3, *spec.size)).astype(np.float32)
+    pixels = np.random.default_rng(0).standard_normal((_IMAGES, 3, *spec.size)).astype(np.float32)
     got = run({spec.input: pixels}, (spec.output,))[spec.output]
-    return _verdict("image", got, embed_pictures(source, towers, pixels))
+    return _verdict("image", got, embed_images(source, towers, pixels))
 
 
 def _sample_ids(target: Path, spec: TextSpec) -> list[Ids]:

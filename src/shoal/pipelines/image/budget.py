@@ -52,7 +52,7 @@ class Budget:
             self._changed.notify_all()
 
 
-class PictureBudget(Budget):
+class ImageBudget(Budget):
     """The budget of one image. `take` reserves `kept` extra bytes, in one step, for what the decoded image becomes.
     `give` does not return those; the caller returns them to `budget`. `is_held` says whether they are still to be
     returned."""

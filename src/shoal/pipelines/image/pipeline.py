@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal.core.protocols import EngineFacts, Prepared, Row, Tensors, WorkWeight, round_up
 from shoal.errors import InvalidValue, ShoalError, Unsupported
-from shoal.pipelines.image.budget import SHARED, Budget, PictureBudget
+from shoal.pipelines.image.budget import SHARED, Budget, ImageBudget
 from shoal.pipelines.image.preprocessing import Preprocessing
 from shoal.pipelines.scores import score_rows
 from shoal.pipelines.vectors import Shape, resolve_shape, shape_rows
@@ -100,7 +100,7 @@ class ImagePipeline:
         )
 
     def _values(self, data: bytes) -> Array | ShoalError:
-        keeping = PictureBudget(self._preprocessing.budget, self._output_bytes)
+        keeping = ImageBudget(self._preprocessing.budget, self._output_bytes)
         try:
             values = self._preprocessing.values(self._preprocessing.pixels(data, keeping))
             weakref.finalize(values, self._preprocessing.budget.give, self._output_bytes).atexit = False

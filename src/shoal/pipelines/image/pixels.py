@@ -86,13 +86,13 @@ def _try_decode(header: Header, resize: Resize) -> Array | str:
     """Return the channels, or the reason why they cannot be decoded. It does not raise: the frames of an exception
     would keep the image alive as long as the exception."""
     try:
-        picture = _READERS[header.format](io.BytesIO(header.data))
-        if picture.size != (header.width, header.height):
+        image = _READERS[header.format](io.BytesIO(header.data))
+        if image.size != (header.width, header.height):
             return "its size differs from its header"
-        turn = _read_orientation(picture)
-        picture.load()
-        flat = _flatten(picture)
-        del picture  # the budget does not cover the palette's or decoder's pixels beside what follows
+        turn = _read_orientation(image)
+        image.load()
+        flat = _flatten(image)
+        del image  # the budget does not cover the palette's or decoder's pixels beside what follows
         return _bands(flat, turn, resize)
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error,
         # IndexError, MemoryError and more for broken bytes; the file is always the cause.
@@ -120,14 +120,14 @@ def _cost(header: Header, extra: Extra, total: int) -> int:
     return cost
 
 
-def _bands(picture: Image.Image, turn: Image.Transpose | None, resize: Resize) -> Array:
-    if picture.mode == "L" or (picture.mode == "RGB" and (turn is None or _pixels(picture) <= _TURNED_WHOLE)):
-        upright = picture if turn is None else picture.transpose(turn)
+def _bands(image: Image.Image, turn: Image.Transpose | None, resize: Resize) -> Array:
+    if image.mode == "L" or (image.mode == "RGB" and (turn is None or _pixels(image) <= _TURNED_WHOLE)):
+        upright = image if turn is None else image.transpose(turn)
         values = np.asarray(resize(upright))
         return np.stack([values] * 3, axis=-1) if values.ndim == 2 else values
     done: list[Array] = []
     for band in range(3):
-        channel = picture.getchannel(band)
+        channel = image.getchannel(band)
         if turn is not None:
             channel = channel.transpose(turn)
         done.append(np.asarray(resize(channel)))
@@ -135,14 +135,14 @@ def _bands(picture: Image.Image, turn: Image.Transpose | None, resize: Resize) -
     return np.stack(done, axis=-1)
 
 
-def _pixels(picture: Image.Image) -> int:
-    return picture.width * picture.height
+def _pixels(image: Image.Image) -> int:
+    return image.width * image.height
 
 
-def _read_orientation(picture: Image.Image) -> Image.Transpose | None:
+def _read_orientation(image: Image.Image) -> Image.Transpose | None:
     """Return the transpose that makes the image upright, from the first directory of its EXIF (a TIFF file). None if
     there is none or it cannot be read, which is no reason to reject the pixels."""
-    exif = picture.info.get("exif")
+    exif = image.info.get("exif")
     if not isinstance(exif, bytes):
         return None
     exif = exif.removeprefix(b"Exif\x00\x00")
@@ -161,17 +161,17 @@ def _read_orientation(picture: Image.Image) -> Image.Transpose | None:
     return None
 
 
-def _flatten(picture: Image.Image) -> Image.Image:
+def _flatten(image: Image.Image) -> Image.Image:
     """Convert to RGB, or to L for gray; only the first channels of the result count. Modes of four bytes per pixel are
     overwritten in place; smaller ones become a new image."""
-    if picture.mode in ("L", "RGB") and "transparency" not in picture.info:
-        return picture
-    inside = picture.mode in ("RGB", "RGBA", "CMYK", "LA")
-    grey = picture.mode in _GREY
-    target = picture if inside else Image.new("L" if grey else "RGB", picture.size)
-    rows = max(1, _STRIP // picture.width)
-    for top in range(0, picture.height, rows):
-        strip = picture.crop((0, top, picture.width, min(picture.height, top + rows)))
+    if image.mode in ("L", "RGB") and "transparency" not in image.info:
+        return image
+    inside = image.mode in ("RGB", "RGBA", "CMYK", "LA")
+    grey = image.mode in _GREY
+    target = image if inside else Image.new("L" if grey else "RGB", image.size)
+    rows = max(1, _STRIP // image.width)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(image.height, top + rows)))
         target.paste(_to_mode(target.mode, _remove_alpha(strip)), (0, top))
     return target.getchannel(0) if target.mode == "LA" else target
 

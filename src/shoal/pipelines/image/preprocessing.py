@@ -61,39 +61,39 @@ class Preprocessing:
         long = int(edge * max(width, height) / min(width, height))
         return (edge, long) if width <= height else (long, edge)
 
-    def _resize(self, picture: Image.Image) -> Image.Image:
-        size = self.resized_size(*picture.size)
-        if size == picture.size:
-            return self._crop_middle(picture)
+    def _resize(self, image: Image.Image) -> Image.Image:
+        size = self.resized_size(*image.size)
+        if size == image.size:
+            return self._crop_middle(image)
         if self.spec.resize == "squash" or size[0] * size[1] <= _WHOLE:
-            return picture.resize(size, self._filter)
-        return self._resize_window(picture, size)
+            return image.resize(size, self._filter)
+        return self._resize_window(image, size)
 
-    def _crop_middle(self, picture: Image.Image) -> Image.Image:
+    def _crop_middle(self, image: Image.Image) -> Image.Image:
         """Crop large images here to skip pixels that are not needed; `_crop` adds zeros around small ones."""
         height, width = self.spec.size
-        if picture.width < width or picture.height < height:
-            return picture
-        left, top = self._start(picture.width - width), self._start(picture.height - height)
-        return picture.crop((left, top, left + width, top + height))
+        if image.width < width or image.height < height:
+            return image
+        left, top = self._start(image.width - width), self._start(image.height - height)
+        return image.crop((left, top, left + width, top + height))
 
-    def _resize_window(self, picture: Image.Image, size: tuple[int, int]) -> Image.Image:
+    def _resize_window(self, image: Image.Image, size: tuple[int, int]) -> Image.Image:
         """Compute only the middle of the longer side of a resize to `size`, from the pixels that it depends on.
         Otherwise an image one pixel wide would become gigabytes."""
         axis = int(size[1] > size[0])
-        scale = picture.size[axis] / size[axis]
+        scale = image.size[axis] / size[axis]
         length = min(size[axis], self.spec.size[1 - axis])
         first = self._start(size[axis] - length)
         margin = _SUPPORT * max(1.0, scale)
         start = max(0, int(first * scale - margin))
-        end = min(picture.size[axis], ceil((first + length) * scale + margin))
+        end = min(image.size[axis], ceil((first + length) * scale + margin))
         # Relative to the part, since Pillow keeps the box in float32.
         low, high = first * scale - start, min((first + length) * scale - start, float(end - start))
         if axis:
-            part = picture.crop((0, start, picture.width, end))
-            return part.resize((size[0], length), self._filter, box=(0.0, low, float(picture.width), high))
-        part = picture.crop((start, 0, end, picture.height))
-        return part.resize((length, size[1]), self._filter, box=(low, 0.0, high, float(picture.height)))
+            part = image.crop((0, start, image.width, end))
+            return part.resize((size[0], length), self._filter, box=(0.0, low, float(image.width), high))
+        part = image.crop((start, 0, end, image.height))
+        return part.resize((length, size[1]), self._filter, box=(low, 0.0, high, float(image.height)))
 
     def _extra(self, width: int, height: int) -> int:
         """Bytes for the rows of the resize's first pass, its result, and the arrays made from it."""

@@ -39,7 +39,7 @@ class CohereEmbed:
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
         self._limit = options.max_inputs
-        self._pictures = options.pictures or ImageReader()
+        self._image_reader = options.image_reader or ImageReader()
         self._first = decoder.Decoder(wire.CohereEmbedV1Request, "cohere", self._limit)
         self._second = decoder.Decoder(wire.CohereEmbedRequest, "cohere", self._limit)
 
@@ -80,7 +80,7 @@ class CohereEmbed:
             truncation_direction=direction,
             dimensions=dimensions,
         )
-        result, tokens = await embed_inputs(self._gateway, self._pictures, request, task, inputs)
+        result, tokens = await embed_inputs(self._gateway, self._image_reader, request, task, inputs)
         texts = [each for each in inputs if isinstance(each, str)]
         return _EmbedResult(result, texts, tokens, len(inputs) - len(texts))
 
@@ -138,7 +138,7 @@ def _parse_inputs(
 
 
 def _parse_content(item: wire.ContentInput, at: int) -> str | input_parsing.ImageReference:
-    """Parse the only text or picture of an input. Raises InvalidValue for several parts: no model here joins them."""
+    """Parse the only text or image of an input. Raises InvalidValue for several parts: no model here joins them."""
     place = f"inputs[{at}].content"
     if len(item.content) != 1:
         raise InvalidValue(

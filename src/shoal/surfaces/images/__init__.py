@@ -1,4 +1,4 @@
-"""POST /rank: rank texts by how well they describe a picture."""
+"""POST /rank: rank texts by how well they describe an image."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.core.registry import ModelCard
 
 MAX_PAIRS: Final = 65_536
-"""Maximum pairs of a picture and a text in one reply, a few MB of JSON."""
+"""Maximum pairs of an image and a text in one reply, a few MB of JSON."""
 
 _ERRORS: dict[int, Any] = dict.fromkeys((400, 404, 429, 500, 502, 503, 504), OpenAIError)
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
@@ -42,8 +42,8 @@ class Images:
                 path="/rank",
                 endpoint=_RankEndpoint(gateway, self._options),
                 summary="Rank texts by how well they describe an image",
-                request=wire.PictureRankRequest,
-                response=(wire.PictureRankResponse, wire.PicturesRankResponse),
+                request=wire.ImageRankRequest,
+                response=(wire.ImageRankResponse, wire.ImagesRankResponse),
                 errors=_ERRORS,
                 headers=batch_headers.HEADER_DOCS,
                 description="With `images` instead of `image`, the response has a ranking for each image.",
@@ -59,8 +59,8 @@ class _RankEndpoint:
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
         self._limit = options.max_inputs
-        self._pictures = options.pictures or ImageReader()
-        self._decode = decoder.Decoder(wire.PictureRankRequest, "images", options.max_inputs)
+        self._image_reader = options.image_reader or ImageReader()
+        self._decode = decoder.Decoder(wire.ImageRankRequest, "images", options.max_inputs)
 
     async def __call__(self, request: Request) -> Reply:
         payload = await self._decode.decode_async(request.body)
@@ -69,10 +69,10 @@ class _RankEndpoint:
         contrast = _require_contrast(card)
         input_parsing.check_modalities(self._gateway, card.name, [*references, *payload.texts])
         request.items = len(references) + len(payload.texts)
-        read = await input_parsing.read_images(self._pictures, references, request, payload.image_download_headers)
-        pictures = [each for each in read if isinstance(each, Image)]
+        read = await input_parsing.read_images(self._image_reader, references, request, payload.image_download_headers)
+        inputs = [each for each in read if isinstance(each, Image)]
         found = await score_image_texts(
-            self._gateway.run, card.name, pictures, payload.texts, request.context(), contrast
+            self._gateway.run, card.name, inputs, payload.texts, request.context(), contrast
         )
         request.result = found.embedded
         total = sum(found.embedded.tokens[: len(payload.texts)])
@@ -83,8 +83,8 @@ class _RankEndpoint:
         body = [head, *await _encode_rankings(payload, found), tail]
         return Reply(200, [JSON, *batch_headers.batch_headers(request, found.embedded)], body)
 
-    def _parse_images(self, payload: wire.PictureRankRequest) -> list[input_parsing.ImageReference]:
-        """Parse `image` or `images`, and check the number of pictures and texts.
+    def _parse_images(self, payload: wire.ImageRankRequest) -> list[input_parsing.ImageReference]:
+        """Parse `image` or `images`, and check the number of images and texts.
 
         Raises WrongType if both are missing, InvalidValue if both are there, EmptyInput and TooManyInputs.
         """
@@ -118,7 +118,7 @@ class _RankEndpoint:
 
 
 def _find_model(gateway: Gateway, name: str | None) -> ModelCard:
-    """Find the named model, else the first known to compare pictures and texts, else the default embedder."""
+    """Find the named model, else the first known to compare images and texts, else the default embedder."""
     if name:
         return gateway.model(name)
     for card in gateway.models():
@@ -147,8 +147,8 @@ def _require_contrast(card: ModelCard) -> ContrastSpec:
     return card.facts.contrast
 
 
-async def _encode_rankings(payload: wire.PictureRankRequest, found: ImageTextScores) -> list[bytes]:
-    """Encode one picture's results (`image`), or an entry per picture (`images`)."""
+async def _encode_rankings(payload: wire.ImageRankRequest, found: ImageTextScores) -> list[bytes]:
+    """Encode one image's results (`image`), or an entry per image (`images`)."""
     if payload.images is None:
         return await _encode_results(payload, found.cosine[0], found.scores[0])
     pieces: list[bytes] = []
@@ -158,7 +158,7 @@ async def _encode_rankings(payload: wire.PictureRankRequest, found: ImageTextSco
     return [*pieces, b"]"]
 
 
-async def _encode_results(payload: wire.PictureRankRequest, cosine: Array, scores: Array) -> list[bytes]:
+async def _encode_results(payload: wire.ImageRankRequest, cosine: Array, scores: Array) -> list[bytes]:
     def entry(place: int) -> dict[str, Any]:
         return {"index": place, "text": payload.texts[place], "cosine": cosine[place], "score": scores[place]}
 

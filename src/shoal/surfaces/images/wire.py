@@ -1,4 +1,4 @@
-"""JSON types of /rank, which ranks texts against pictures."""
+"""JSON types of /rank, which ranks texts against images."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ import msgspec
 from msgspec import Meta
 
 from shoal.specs import Activation
-from shoal.surfaces.shared.wire_inputs import ImageLink, PictureHeaders, Usage
+from shoal.surfaces.shared.wire_inputs import ImageHeaders, ImageLink, Usage
 
-Picture: TypeAlias = Annotated[
+ImageSource: TypeAlias = Annotated[
     str | ImageLink,
     Meta(description="An http(s) URL if the operator allows it, a data URI, or a base64-encoded file; or `{url}`."),
 ]
 
 
-class PictureRankRequest(msgspec.Struct, kw_only=True):
+class ImageRankRequest(msgspec.Struct, kw_only=True):
     """One `image`, or several `images`, against `texts`."""
 
     texts: Annotated[
         list[str], Meta(description="Descriptions to compare with the image.", examples=[["a cat", "a dog"]])
     ]
-    image: Picture | None = None
+    image: ImageSource | None = None
     images: (
-        Annotated[list[Picture], Meta(description="Instead of `image`: several images, each compared with all texts.")]
+        Annotated[
+            list[ImageSource], Meta(description="Instead of `image`: several images, each compared with all texts.")
+        ]
         | None
     ) = None
     model: (
@@ -42,17 +44,17 @@ class PictureRankRequest(msgspec.Struct, kw_only=True):
         ]
         | None
     ) = None
-    image_download_headers: PictureHeaders = msgspec.UNSET
+    image_download_headers: ImageHeaders = msgspec.UNSET
 
 
-class RankedPictureText(msgspec.Struct, kw_only=True):
+class RankedImageText(msgspec.Struct, kw_only=True):
     index: Annotated[int, Meta(description="Index of the text in the request.")]
     text: str
     cosine: Annotated[float, Meta(description="From -1 to 1.")]
     score: Annotated[float, Meta(description="The cosine after the model's scale and `activation`.")]
 
 
-class PictureRankResponse(msgspec.Struct, kw_only=True):
+class ImageRankResponse(msgspec.Struct, kw_only=True):
     """The ranking for the request's `image`."""
 
     model: str
@@ -61,20 +63,20 @@ class PictureRankResponse(msgspec.Struct, kw_only=True):
         Meta(description="softmax: the scores of an image's texts add up to 1; sigmoid: each score is independent."),
     ]
     results: Annotated[
-        list[RankedPictureText], Meta(description="Sorted by descending score; ties keep the request's order.")
+        list[RankedImageText], Meta(description="Sorted by descending score; ties keep the request's order.")
     ]
     usage: Usage
 
 
-class RankedPicture(msgspec.Struct, kw_only=True):
+class RankedImage(msgspec.Struct, kw_only=True):
     index: Annotated[int, Meta(description="Index of the image in the request.")]
-    results: list[RankedPictureText]
+    results: list[RankedImageText]
 
 
-class PicturesRankResponse(msgspec.Struct, kw_only=True):
+class ImagesRankResponse(msgspec.Struct, kw_only=True):
     """A ranking for each of the request's `images`."""
 
     model: str
     activation: Activation
-    images: Annotated[list[RankedPicture], Meta(description="In the order of the request.")]
+    images: Annotated[list[RankedImage], Meta(description="In the order of the request.")]
     usage: Usage

@@ -126,7 +126,7 @@ def _read_operations(life: LifecycleEndpoints) -> list[Operation]:
 
 
 def _embed_operations(embeds: EmbedEndpoints) -> list[Operation]:
-    """Build the embedding routes. Those for pictures have no example, because the default model may accept none."""
+    """Build the embedding routes. Those for images have no example, because the default model may accept none."""
     text, image, both = wire.InferTextRequest, wire.InferImageRequest, wire.InferRequest
     routes: list[tuple[str, Any, str, Any, Any, Any, Any]] = [
         ("/infer_text", embeds.infer_text, "Embed texts", text, None, wire.TextEmbedding, _CAT),

@@ -1,4 +1,4 @@
-"""Decode bodies of the `infer` surface to structs: JSON, or forms with pictures as files."""
+"""Decode bodies of the `infer` surface to structs: JSON, or forms with images as files."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ class BodyDecoder(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class ParsedBody(Generic[T]):
-    """A decoded body and its `pictures`, in order: each a text (URL, data URI, base64) or the bytes of a file.
+    """A decoded body and its `images`, in order: each a text (URL, data URI, base64) or the bytes of a file.
 
-    `pictures` is None if the body has no such field. Do not use `body.image`.
+    `images` is None if the body has no such field. Do not use `body.image`.
     """
 
     body: T
-    pictures: Sequence[str | bytes] | None
+    images: Sequence[str | bytes] | None
 
 
 class ImageBodyDecoder(Generic[T]):
@@ -101,16 +101,16 @@ class ImageBodyDecoder(Generic[T]):
         if multipart.is_form(content_type):
             return self._parse_form(await multipart.parse_parts(content_type, request.body, max_parts=self._max_parts))
         body = await self._json(request.body)
-        pictures = getattr(body, IMAGE_FIELD)
-        return ParsedBody(body, [pictures] if isinstance(pictures, str) else pictures)
+        images = getattr(body, IMAGE_FIELD)
+        return ParsedBody(body, [images] if isinstance(images, str) else images)
 
     def _parse_form(self, parts: Sequence[multipart.Part]) -> ParsedBody[T]:
         fields: dict[str, Any] = {}
-        pictures: list[str | bytes] = []
+        images: list[str | bytes] = []
         for part in parts:
             self._check_part(part, fields)
             if part.name == IMAGE_FIELD:
-                pictures.append(part.data if part.is_file else part.text())
+                images.append(part.data if part.is_file else part.text())
             elif part.name in self._lists:
                 fields.setdefault(part.name, []).append(part.text())
             elif part.name in HEADER_FIELDS:
@@ -119,10 +119,10 @@ class ImageBodyDecoder(Generic[T]):
                 fields[part.name] = part.text()
         if "name" in fields:
             fields.setdefault("model_name", fields.pop("name"))
-        if pictures:
-            fields[IMAGE_FIELD] = [""] * len(pictures)
+        if images:
+            fields[IMAGE_FIELD] = [""] * len(images)
         try:
-            return ParsedBody(msgspec.convert(fields, self._kind, strict=False), pictures or None)
+            return ParsedBody(msgspec.convert(fields, self._kind, strict=False), images or None)
         except msgspec.ValidationError as error:
             raise decoder.to_request_error(error, b"") from None
 

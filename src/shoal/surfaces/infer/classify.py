@@ -27,22 +27,22 @@ class ClassifyImage:
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
         self._limit = options.max_inputs
-        self._pictures = options.pictures or ImageReader()
+        self._image_reader = options.image_reader or ImageReader()
         self._decode = ImageBodyDecoder(wire.ClassifyImageRequest, ("image", "labels"), self._limit)
 
     async def __call__(self, request: Request) -> Reply:
         parsed = await self._decode(request)
-        sources, labels = parsed.pictures or (), parsed.body.labels
+        sources, labels = parsed.images or (), parsed.body.labels
         images.check_count(sources, self._limit)
         self._check_labels(labels, len(sources))
         card = await default_models.wake_model(self._gateway, request, models.find_model(self._gateway, parsed.body))
         assert card.facts is not None
         _check_supported(parsed.body, card.facts)
         request.items = len(sources) + len(labels or ())
-        pictures = await images.read_images(
-            self._pictures, sources, deadline=request.deadline, headers=download_headers(parsed.body)
+        inputs = await images.read_images(
+            self._image_reader, sources, deadline=request.deadline, headers=download_headers(parsed.body)
         )
-        scores, result = await self._score(request, card.name, card.facts, pictures, labels)
+        scores, result = await self._score(request, card.name, card.facts, inputs, labels)
         request.result = result
         body = await vector_encoding.encode_rows(
             vector_encoding.to_contiguous(scores),
@@ -53,21 +53,21 @@ class ClassifyImage:
         return Reply(200, [JSON, *batch_headers.batch_headers(request, result)], body)
 
     async def _score(
-        self, request: Request, model: str, facts: ModelFacts, pictures: Sequence[Image], labels: Sequence[str] | None
+        self, request: Request, model: str, facts: ModelFacts, inputs: Sequence[Image], labels: Sequence[str] | None
     ) -> tuple[Vectors, Result]:
         if labels is None or facts.contrast is None:
-            scored = await self._gateway.run(Classify(model=model, inputs=[*pictures]), request.context())
+            scored = await self._gateway.run(Classify(model=model, inputs=[*inputs]), request.context())
             return scored.scores, scored
-        found = await score_image_texts(self._gateway.run, model, pictures, labels, request.context(), facts.contrast)
+        found = await score_image_texts(self._gateway.run, model, inputs, labels, request.context(), facts.contrast)
         return found.scores, found.embedded
 
-    def _check_labels(self, labels: Sequence[str] | None, pictures: int) -> None:
-        """Raise EmptyInput or TooManyInputs for invalid labels. Each label counts as an input, as each picture does."""
+    def _check_labels(self, labels: Sequence[str] | None, count: int) -> None:
+        """Raise EmptyInput or TooManyInputs for invalid labels. Each label counts as an input, as each image does."""
         if labels is None:
             return
         if not labels:
             raise EmptyInput("`labels` is an empty list; send at least two, or omit it.", param="labels")
-        if len(labels) + pictures > self._limit:
+        if len(labels) + count > self._limit:
             raise TooManyInputs(
                 f"`labels` and `image` have more than {self._limit} inputs in total; split the request.",
                 param="labels",
@@ -75,7 +75,7 @@ class ClassifyImage:
 
 
 def _check_supported(body: wire.ClassifyImageRequest, facts: ModelFacts) -> None:
-    """Raise Unsupported if the model cannot classify the pictures, with the original's message if it has one."""
+    """Raise Unsupported if the model cannot classify the images, with the original's message if it has one."""
     titled = models.format_title(body)
     if "image" not in facts.modalities:
         raise Unsupported(f"{titled} does not support image inference.", param="model_name")

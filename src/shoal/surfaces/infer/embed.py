@@ -1,4 +1,4 @@
-"""/infer_text, /infer_image and /infer, which embeds texts and pictures concurrently."""
+"""/infer_text, /infer_image and /infer, which embeds texts and images concurrently."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class EmbedEndpoints:
     def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
         self._limit = options.max_inputs
-        self._pictures = options.pictures or ImageReader()
+        self._image_reader = options.image_reader or ImageReader()
         self._text = BodyDecoder(wire.InferTextRequest, self._limit)
         self._image = ImageBodyDecoder(wire.InferImageRequest, ("image",), self._limit)
         self._both = ImageBodyDecoder(wire.InferRequest, ("text", "image"), self._limit)
@@ -60,9 +60,9 @@ class EmbedEndpoints:
         return await self._embed_images(request, b"embeddings")
 
     async def infer(self, request: Request) -> Reply:
-        """Embed texts and pictures concurrently. If one side fails, cancel the other and name the side in the error."""
+        """Embed texts and images concurrently. If one side fails, cancel the other and name the side in the error."""
         parsed = await self._both(request)
-        body, sources = parsed.body, parsed.pictures
+        body, sources = parsed.body, parsed.images
         texts = None if body.text is None else self._check_texts(body.text)
         if sources is not None:
             images.check_count(sources, self._limit)
@@ -74,16 +74,16 @@ class EmbedEndpoints:
             return await self._embed(request, _to_options(card.name, body), texts, b"text_embeddings")
         if texts is None:
             card = await models.find_embedder(self._gateway, request, body, "image")
-            pictures = self._run_pictures(request, _to_options(card.name, body), sources, download_headers(body))
-            return await _build_reply(request, {b"image_embeddings": await pictures})
+            embedded = self._run_images(request, _to_options(card.name, body), sources, download_headers(body))
+            return await _build_reply(request, {b"image_embeddings": await embedded})
         card = await models.find_embedder(self._gateway, request, body, "text", "image")
         options = _to_options(card.name, body)
         request.items = len(texts) + len(sources)
-        of_texts, of_pictures = await run_concurrently(
+        of_texts, of_images = await run_concurrently(
             _name_side("text", self._gateway.run(options.to_task(texts), request.context())),
-            _name_side("image", self._run_pictures(request, options, sources, download_headers(body))),
+            _name_side("image", self._run_images(request, options, sources, download_headers(body))),
         )
-        return await _build_reply(request, {b"text_embeddings": of_texts, b"image_embeddings": of_pictures})
+        return await _build_reply(request, {b"text_embeddings": of_texts, b"image_embeddings": of_images})
 
     async def _embed_texts(self, request: Request, key: bytes) -> Reply:
         body = await self._text(request.body)
@@ -97,20 +97,20 @@ class EmbedEndpoints:
 
     async def _embed_images(self, request: Request, key: bytes) -> Reply:
         parsed = await self._image(request)
-        sources = parsed.pictures or ()
+        sources = parsed.images or ()
         images.check_count(sources, self._limit)
         card = await models.find_embedder(self._gateway, request, parsed.body, "image")
         options = _to_options(card.name, parsed.body)
         return await _build_reply(
-            request, {key: await self._run_pictures(request, options, sources, download_headers(parsed.body))}
+            request, {key: await self._run_images(request, options, sources, download_headers(parsed.body))}
         )
 
-    async def _run_pictures(
+    async def _run_images(
         self, request: Request, options: EmbedOptions, sources: Sequence[str | bytes], headers: Mapping[str, str]
     ) -> Embedded:
         request.model, request.items = options.model, request.items or len(sources)
-        pictures = await images.read_images(self._pictures, sources, deadline=request.deadline, headers=headers)
-        return await self._gateway.run(options.to_task(pictures), request.context())
+        inputs = await images.read_images(self._image_reader, sources, deadline=request.deadline, headers=headers)
+        return await self._gateway.run(options.to_task(inputs), request.context())
 
     def _check_texts(self, text: str | list[str]) -> list[TextItem]:
         """Return the texts as a list. Raises EmptyInput and TooManyInputs."""

@@ -1,4 +1,4 @@
-"""Read the pictures of an `infer` request: URLs, data URIs or base64, and uploaded files."""
+"""Read the images of an `infer` request: URLs, data URIs or base64, and uploaded files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.types import Image
 
 
 def check_count(sources: Sequence[str | bytes], limit: int) -> None:
-    """Raise EmptyInput for no pictures, or TooManyInputs for more than `limit`."""
+    """Raise EmptyInput for no images, or TooManyInputs for more than `limit`."""
     if not sources:
         raise EmptyInput("`image` is an empty list; send at least one image.", param="image")
     if len(sources) > limit:
@@ -19,19 +19,19 @@ def check_count(sources: Sequence[str | bytes], limit: int) -> None:
 
 
 async def read_images(
-    pictures: ImageReader, sources: Sequence[str | bytes], *, deadline: float, headers: Mapping[str, str]
+    image_reader: ImageReader, sources: Sequence[str | bytes], *, deadline: float, headers: Mapping[str, str]
 ) -> list[Image]:
-    """Read all pictures, in the order of the request.
+    """Read all images, in the order of the request.
 
-    Raises what `ImageReader.read` raises. The error of an invalid picture begins with the original's message, and gives
-    the picture's index among all pictures.
+    Raises what `ImageReader.read` raises. The error of an invalid image begins with the original's message, and gives
+    the image's index among all images.
     """
     places = [place for place, each in enumerate(sources) if isinstance(each, str)]
     try:
-        uploaded = [_read_upload(pictures, each, place, len(sources)) for place, each in enumerate(sources)]
+        uploaded = [_read_upload(image_reader, each, place, len(sources)) for place, each in enumerate(sources)]
         texts = [each for each in sources if isinstance(each, str)]
         try:
-            found = iter(await pictures.read(texts, deadline=deadline, headers=headers))
+            found = iter(await image_reader.read(texts, deadline=deadline, headers=headers))
         except RequestError as error:
             raise _renumber(error, places, len(sources)) from None
     except (InvalidValue, EmptyInput) as error:
@@ -39,17 +39,17 @@ async def read_images(
     return [next(found) if each is None else each for each in uploaded]
 
 
-def _read_upload(pictures: ImageReader, source: str | bytes, place: int, count: int) -> Image | None:
+def _read_upload(image_reader: ImageReader, source: str | bytes, place: int, count: int) -> Image | None:
     if isinstance(source, str):
         return None
     try:
-        return pictures.read_upload(source)
+        return image_reader.read_upload(source)
     except InvalidValue as error:
         raise (error.at_input(place) if count > 1 else error) from None
 
 
 def _renumber(error: RequestError, places: Sequence[int], count: int) -> RequestError:
-    """Map an error's index among the texts to the index among all pictures. Return other errors unchanged."""
+    """Map an error's index among the texts to the index among all images. Return other errors unchanged."""
     if len(places) == count or not isinstance(error, InvalidValue | EmptyInput) or error.param is not None:
         return error
     place, message = parse_input_index(error)
@@ -57,5 +57,5 @@ def _renumber(error: RequestError, places: Sequence[int], count: int) -> Request
 
 
 def _to_image_error(error: InvalidValue | EmptyInput) -> InvalidValue | EmptyInput:
-    """Prefix a picture's error with the original's message. Errors with a parameter are not about a picture."""
+    """Prefix an image's error with the original's message. Errors with a parameter are not about an image."""
     return error if error.param is not None else type(error)(f"Invalid image. {error.message}", param="image")

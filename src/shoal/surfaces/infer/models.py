@@ -64,7 +64,7 @@ async def find_embedder(
 ) -> ModelCard:
     """Find the requested model, and check that it embeds these modalities if its facts are known.
 
-    For pictures, the model is woken first so that they are. Raises InvalidValue and Unsupported, with the original's
+    For images, the model is woken first so that they are. Raises InvalidValue and Unsupported, with the original's
     messages.
     """
     card = find_model(gateway, reference)

@@ -58,7 +58,7 @@ class Embeddings:
     def __init__(self, gateway: Gateway, options: Options, request: type[EmbeddingsRequest] | None = None) -> None:
         self._gateway = gateway
         self._limit = options.max_inputs
-        self._pictures = options.pictures or ImageReader()
+        self._image_reader = options.image_reader or ImageReader()
         self._any_model = options.any_model
         self._token_ids = options.token_ids
         self.request = request or (AnyModelRequest if options.any_model else EmbeddingsRequest)
@@ -96,7 +96,7 @@ class Embeddings:
                 "int8 and uint8 are only available for normalized vectors; omit 'normalize'.", param="normalize"
             )
         result, tokens = await embed_inputs(
-            self._gateway, self._pictures, request, task, inputs, payload.image_download_headers, model
+            self._gateway, self._image_reader, request, task, inputs, payload.image_download_headers, model
         )
         if result.multi_vectors:
             matrices.check_matrices(result.multi_vectors, "input")

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal.surfaces.shared.default_models import NOT_SPECIFIED
-from shoal.surfaces.shared.wire_inputs import InputMessage, InputObject, Modalities, PictureHeaders, TokenId, Usage
+from shoal.surfaces.shared.wire_inputs import ImageHeaders, InputMessage, InputObject, Modalities, TokenId, Usage
 
 Precision: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]
 
@@ -150,7 +150,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
         ]
         | None
     ) = None
-    image_download_headers: PictureHeaders = msgspec.UNSET
+    image_download_headers: ImageHeaders = msgspec.UNSET
 
 
 AnyModel: TypeAlias = Annotated[

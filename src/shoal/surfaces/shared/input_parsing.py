@@ -1,4 +1,4 @@
-"""Parse inputs that are texts, token ids or pictures, in all forms that clients send."""
+"""Parse inputs that are texts, token ids or images, in all forms that clients send."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TEXT_TYPES = ("text", "input_text")
 
 @dataclass(frozen=True, slots=True)
 class ImageReference:
-    """A picture that is not read yet: `link` as the client sent it, and `place`, its field in the request."""
+    """An image that is not read yet: `link` as the client sent it, and `place`, its field in the request."""
 
     link: str
     place: str
@@ -40,7 +40,7 @@ Input: TypeAlias = TextItem | ImageReference
 def parse_inputs(inputs: str | list[Any], limit: int, modality: Modalities | None = None) -> list[Input]:
     """Parse an `input` field into its inputs, in order. One bare list of ids is one input.
 
-    `modality` says whether plain strings are texts or pictures.
+    `modality` says whether plain strings are texts or images.
 
     Raises WrongType, EmptyInput, TooManyInputs, InvalidValue.
     """
@@ -77,7 +77,7 @@ def parse_texts(inputs: str | list[Any], limit: int) -> list[TextItem]:
 
 
 def parse_messages(messages: Sequence[InputMessage]) -> list[Input]:
-    """Parse a conversation with one text or one picture into one input, as vLLM does.
+    """Parse a conversation with one text or one image into one input, as vLLM does.
 
     Raises WrongType, InvalidValue and EmptyInput.
     """
@@ -103,7 +103,7 @@ def parse_messages(messages: Sequence[InputMessage]) -> list[Input]:
 
 
 def parse_part(part: InputObject, place: str) -> str | ImageReference:
-    """Parse an object into its text or picture. `place` is its field in the request.
+    """Parse an object into its text or image. `place` is its field in the request.
 
     Raises WrongType and InvalidValue.
     """
@@ -140,9 +140,9 @@ def has_images(inputs: Sequence[Input]) -> bool:
 
 
 def check_modalities(gateway: Gateway, model: str, inputs: Sequence[Input]) -> None:
-    """Check that the model accepts pictures, before anything is fetched.
+    """Check that the model accepts images, before anything is fetched.
 
-    Raises InvalidValue if there is a picture and the model accepts none, or accepts only pictures and there are other
+    Raises InvalidValue if there is an image and the model accepts none, or accepts only images and there are other
     inputs.
     """
     if not has_images(inputs):
@@ -153,23 +153,23 @@ def check_modalities(gateway: Gateway, model: str, inputs: Sequence[Input]) -> N
 
 
 async def read_images(
-    pictures: ImageReader, inputs: Sequence[Input], request: Request, headers: UnreadField = msgspec.UNSET
+    image_reader: ImageReader, inputs: Sequence[Input], request: Request, headers: UnreadField = msgspec.UNSET
 ) -> list[TextItem | Image]:
-    """Read the pictures among the inputs and return all inputs, in order. `headers` are the client's, unparsed.
+    """Read the images among the inputs and return all inputs, in order. `headers` are the client's, unparsed.
 
     Raises what `ImageReader.read` raises; errors name the field as the client sent it.
     """
     sought = [each for each in inputs if isinstance(each, ImageReference)]
     links = [each.link for each in sought]
     try:
-        found = iter(await pictures.read(links, deadline=request.deadline, headers=parse_headers(headers)))
+        found = iter(await image_reader.read(links, deadline=request.deadline, headers=parse_headers(headers)))
     except RequestError as error:
         raise _remap_error(error, sought) from None
     return [next(found) if isinstance(each, ImageReference) else each for each in inputs]
 
 
 def parse_headers(raw: UnreadField) -> Mapping[str, str]:
-    """Parse the headers for fetching pictures.
+    """Parse the headers for fetching images.
 
     Raises WrongType unless they are an object of strings, and InvalidValue if they are too long.
     """
@@ -185,12 +185,12 @@ def parse_headers(raw: UnreadField) -> Mapping[str, str]:
 
 
 def count_text_tokens(inputs: Sequence[TextItem | Image], tokens: Sequence[int]) -> int:
-    """Counts the tokens of the texts; pictures have none."""
+    """Counts the tokens of the texts; images have none."""
     return sum(count for each, count in zip(inputs, tokens, strict=True) if not isinstance(each, Image))
 
 
 def _apply_modality(inputs: list[Any], modality: Modalities) -> list[Any]:
-    """Turn plain strings into pictures where `modality` says so; objects carry their own type."""
+    """Turn plain strings into images where `modality` says so; objects carry their own type."""
     kinds = modality if isinstance(modality, list) else [modality] * len(inputs)
     if len(kinds) != len(inputs):
         raise InvalidValue(
@@ -210,7 +210,7 @@ def _mixed_error() -> WrongType:
 
 
 def _remap_error(error: RequestError, sought: Sequence[ImageReference]) -> RequestError:
-    """Rewrite a picture's error to name the field as the client sent it. With several pictures, the error holds the
+    """Rewrite an image's error to name the field as the client sent it. With several images, the error holds the
     index."""
     if error.param is not None:
         return error

@@ -41,7 +41,7 @@ async def run_task(gateway: Gateway, request: Request, task: BatchTask, model: M
 
 
 class EmbeddedInputs(NamedTuple):
-    """The result, and in `text_tokens` the number of tokens that the model read; pictures have none."""
+    """The result, and in `text_tokens` the number of tokens that the model read; images have none."""
 
     result: Embedded
     text_tokens: int
@@ -49,14 +49,14 @@ class EmbeddedInputs(NamedTuple):
 
 async def embed_inputs(
     gateway: Gateway,
-    pictures: ImageReader,
+    image_reader: ImageReader,
     request: Request,
     task: Embed,
     inputs: Sequence[input_parsing.Input],
     headers: UnreadField = msgspec.UNSET,
     model: Model | None = None,
 ) -> EmbeddedInputs:
-    """Run `task`, which has no inputs yet, on texts, token ids and pictures. `headers` are for fetching the pictures.
+    """Run `task`, which has no inputs yet, on texts, token ids and images. `headers` are for fetching the images.
 
     Raises what `input_parsing.read_images` and the gateway raise.
     """
@@ -65,6 +65,6 @@ async def embed_inputs(
         plain = cast(Sequence[TextItem | Image], inputs)
         result = await run_task(gateway, request, msgspec.structs.replace(task, inputs=plain), model)
         return EmbeddedInputs(result, sum(result.tokens))
-    read = await input_parsing.read_images(pictures, inputs, request, headers)
+    read = await input_parsing.read_images(image_reader, inputs, request, headers)
     result = await run_task(gateway, request, msgspec.structs.replace(task, inputs=read), model)
     return EmbeddedInputs(result, input_parsing.count_text_tokens(read, result.tokens))

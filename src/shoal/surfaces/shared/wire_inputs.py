@@ -1,4 +1,4 @@
-"""JSON types of texts, pictures and token usage, shared by several embeddings dialects."""
+"""JSON types of texts, images and token usage, shared by several embeddings dialects."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shoal.http.json.refused import UnreadField
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """Bounded so that every id fits the integers that engines take; the vocabulary's own bound is the model's to check."""
 
-PictureHeaders: TypeAlias = Annotated[
+ImageHeaders: TypeAlias = Annotated[
     UnreadField,
     Meta(
         description="Headers for fetching images by URL, sent only to hosts that the operator listed.",
         extra_json_schema={"type": ["object", "null"], "additionalProperties": {"type": "string"}},
     ),
 ]
-"""Decoded only if there is a picture to fetch, because a body may hold millions of headers."""
+"""Decoded only if there is an image to fetch, because a body may hold millions of headers."""
 
 
 class ImageLink(msgspec.Struct, kw_only=True):

@@ -113,7 +113,7 @@ class TestTemplates:
     )
     def test_a_broken_one_is_named_with_its_line(self, folder: Path, file: str, content: Any, where: str) -> None:
         write(folder, file, content)
-        with pytest.raises(ModelFileError, match=rf"^{where}: .*line 2: .*; give the model another one"):
+        with pytest.raises(ModelFileError, match=rf"^{where}: .*line 2: .*; set another template"):
             load_chat_pipeline(folder, Settings())
 
     def test_a_file_that_is_no_text(self, folder: Path) -> None:

@@ -59,7 +59,7 @@ def begin(presence: Presence, look_s: float = 0.001) -> None:
 async def test_one_that_never_served_is_admitted_first(server: Server) -> None:
     presence = Presence("m-0", logger, look=server.look, admit=server.admit)
     assert not presence.ready
-    assert presence.reason == "it was not reached yet"
+    assert presence.reason == "it has not been reached yet"
     server.refuses = ConfigError("it is a different model")
     begin(presence)
     await until(lambda: presence.reason == "it is a different model")
@@ -126,7 +126,7 @@ async def test_a_bug_does_not_end_the_watch(
     server.ill = ValueError("bug")
     begin(presence)
     await until(lambda: server.looks > 2)
-    assert "watching the server failed: ValueError('bug')" in presence.reason
+    assert "the health check failed: ValueError('bug')" in presence.reason
     assert "unexpectedly" in caplog.text
     server.ill = None
     await until(lambda: presence.ready)

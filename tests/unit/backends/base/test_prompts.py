@@ -38,7 +38,7 @@ def test_prompts_are_added(stored: StoredModel) -> None:
 
 def test_a_default_that_nobody_knows_is_refused(stored: StoredModel) -> None:
     """The error lists the known names."""
-    with pytest.raises(ConfigError, match="default_prompt_name: 'nobody' is no prompt of org/mini: its prompts are"):
+    with pytest.raises(ConfigError, match="default_prompt_name: 'nobody' is not a prompt of org/mini: its prompts are"):
         apply_prompts(stored, ModelTable(prompts={"query": "q: "}, default_prompt_name="nobody"))
     bare = prompted_without(stored)
     with pytest.raises(ConfigError, match="it has no prompts"):

@@ -1,4 +1,4 @@
-"""A model that stays open for a whole file of tests, on its own event loop."""
+"""A model that stays open for all tests of a file, on its own event loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def context(seconds: float = 30.0) -> Context:
 
 
 async def answer(generator: GenaiGenerator, ids: Sequence[int], **fields: Any) -> tuple[list[int], Piece]:
-    """Return the ids of a whole answer, and its last piece."""
+    """Return the ids of a complete answer, and its last piece."""
     made: list[int] = []
     piece = Piece()
     async for piece in generator.generate(Prompt(text="", ids=tuple(ids)), Sampling(**fields), context()):
@@ -52,7 +52,7 @@ class Model:
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[Model]:
-    # Patient enough for the tiny vocabulary, and no more: some tests wait for it to end.
+    # Long enough for the tiny vocabulary, but short, since some tests wait for it to end.
     with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiling, "LIMIT_S", 1.5)
         generator = runner.run(start_generator(IR, name="tiny", options=EXACT))

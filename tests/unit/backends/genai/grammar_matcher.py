@@ -1,7 +1,7 @@
-"""What a grammar accepts, asked of the library itself.
+"""Matches texts against grammars with the library itself.
 
-The library has no call for that. So its pipeline gets a model that wants to write the prompt again, token after token:
-it does exactly where the grammar lets it. With noise the same model writes anything that the grammar allows.
+The library has no call for that. So its pipeline runs a model that prefers to repeat the prompt, token by token, which
+succeeds only as far as the grammar allows it. With noise the same model generates any text that the grammar allows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.unit.backends.genai.conftest import IR
 
 WIDTH = 448
 LENGTH = 400
-"""Tokens of each prompt; shorter ones are filled with the end."""
+"""Tokens of each prompt; shorter ones are padded with the end token."""
 
 
 class GrammarMatcher:
@@ -28,7 +28,7 @@ class GrammarMatcher:
         with tempfile.TemporaryDirectory() as folder:
             self._openvino.save_model(_repeating_model(self._openvino), Path(folder, "openvino_model.xml"))
             tokenizer = self._genai.Tokenizer(str(IR))
-            self._end = tokenizer.get_eos_token_id()  # the one that no grammar takes for a text
+            self._end = tokenizer.get_eos_token_id()  # the token that no grammar treats as text
             self._pipeline = self._genai.LLMPipeline(folder, tokenizer, "CPU", ATTENTION_BACKEND="SDPA")
 
     def accepts(self, text: str, **structure: str) -> bool:
@@ -39,7 +39,7 @@ class GrammarMatcher:
         return self._generate(ids, len(ids) + 1, None, structure) == [*ids, self._end]
 
     def sample(self, seed: int, tokens: int = 200, **structure: str) -> str | None:
-        """Return a random text, or None if it does not end within so many tokens."""
+        """Return a random text, or None if it does not end within `tokens`."""
         ids = self._generate([], tokens, seed, structure)
         return str(self._tokenizer.decode(ids[:-1], skip_special_tokens=False)) if ids[-1] == self._end else None
 

@@ -1,4 +1,4 @@
-"""GGUF models as the library computes them, compared with NumPy: supported models are exact, refused ones are not."""
+"""GGUF models run by the library, compared with NumPy: supported models are exact, rejected ones are not."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def random_bias(size: int) -> Floats:
 
 
 def llama() -> Model:
-    """Every kind of exact weights, and each bias that a Llama may have."""
+    """Return a Llama with every exact type of weights and every bias it may have."""
     model = tiny_gguf.model("llama")
     random = np.random.default_rng(3)
     kinds = {"attn_q": Q4_0, "attn_k": Q8_0, "attn_v": Q6_K, "ffn_gate": Q4_0, "ffn_down": Q6_K}
@@ -74,7 +74,7 @@ def llama() -> Model:
 
 
 def qwen2() -> Model:
-    """Tied embeddings, and biases in three kinds."""
+    """Return a Qwen2 with tied embeddings and biases of three types."""
     model = tiny_gguf.model("qwen2")
     del model.tensors["output.weight"]
     for name, kind in (("attn_q", F16), ("attn_k", BF16), ("attn_v", F32)):
@@ -85,7 +85,7 @@ def qwen2() -> Model:
 
 
 def qwen3() -> Model:
-    """Heads with norms and their own width; quantized, tied embeddings."""
+    """Return a Qwen3 with normalized heads of their own width and quantized, tied embeddings."""
     model = tiny_gguf.model("qwen3", kind=Q8_0, width=64)
     del model.tensors["output.weight"]
     return model
@@ -118,7 +118,7 @@ def rounded() -> Model:
 
 @pytest.mark.parametrize("make", [scaled_rotation, biased_heads, rounded])
 def test_what_is_not_served_or_announced_is_not_exact(tmp_path: Path, make: Any) -> None:
-    """If the library supports one of these by now, `gguf_support` can allow it."""
+    """If this fails, the library supports one of these models, and `gguf_support` can allow it."""
     assert difference(make(), tmp_path) > 0.05
 
 

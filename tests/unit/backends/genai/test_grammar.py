@@ -47,20 +47,20 @@ class TestTrying:
         ],
     )
     def test_refusals_name_the_field(self, grammars: GuideCompiler, guide: Guide) -> None:
-        """This includes errors found before the library is called."""
+        """Errors name the field, also those found before the library is called."""
         for tried in (grammars.structured_output, grammars.try_out):
             with pytest.raises(InvalidValue) as caught:
                 tried(guide)
             assert caught.value.param == "guided_regex"
 
     def test_short_forms_pass(self, grammars: GuideCompiler) -> None:
-        """A trial makes more tokens than such an answer has."""
+        """A guide passes even if its answers are shorter than a trial."""
         grammars.try_out(Guide(kind="choice", value='["a"]'))
 
     def test_slow_ones_do_not(self, grammars: GuideCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
         """The error has the time per token and the limit."""
         monkeypatch.setattr(grammar, "STEP_S", 0.0)
-        with pytest.raises(InvalidValue, match="ms at each token"):
+        with pytest.raises(InvalidValue, match="ms per token"):
             grammars.try_out(regex("a"))
 
     def test_no_more_are_kept_than_that(self, grammars: GuideCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ class TestPreparing:
         return error
 
     def test_what_came_of_it(self, grammars: GuideCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A result is success, an error, or out of memory."""
+        """The callback gets None, the error, or OutOfMemory."""
         assert self.prepared(grammars, regex("prepared")) is None
         assert ("regex", "prepared") in grammars._accepted
         assert isinstance(self.prepared(grammars, regex("[")), InvalidValue)
@@ -139,17 +139,17 @@ class Talk:
 
 class TestProcess:
     def test_its_limits(self) -> None:
-        """Good and bad guides alternate, then one ends by its own alarm, with no parent left to end it."""
+        """Valid and invalid guides alternate; then the process ends by its own alarm, without a parent."""
         with Talk(["-P", "-m", "shoal.backends.genai.guide_trial"]) as talk:
             assert talk.verdict() == Verdict()
             assert not talk.ask(regex("[a-z]{3}")).refused
-            assert "cannot be used" in talk.ask(regex("[")).refused
+            assert "invalid output format" in talk.ask(regex("[")).refused
             assert "too large" in talk.ask(regex("((a{1,1000}){1,1000}){1,1000}")).refused
             talk.say(regex("((.*){1,50}){1,50}"))
         assert talk.process.wait(20) == -signal.SIGALRM
 
     def test_memory(self) -> None:
-        """A guide beyond the memory limit is refused, and the full process ends."""
+        """A guide beyond the memory limit is rejected, and the process ends."""
         code = (
             "import socket, sys; from pathlib import Path; from shoal.backends.genai import guide_trial; "
             "guide_trial.ROOM_BYTES, guide_trial.guide_bounds.check = 2**24, lambda guide: None; "

@@ -1,4 +1,4 @@
-"""Texts in grammars are preserved, or refused."""
+"""Texts in grammars are preserved, or rejected."""
 
 from __future__ import annotations
 

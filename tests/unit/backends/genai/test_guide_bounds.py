@@ -18,7 +18,7 @@ BOMB = "((a{1,1000}){1,1000}){1,1000}"
 
 
 def refusal(kind: Any, value: str | dict[str, Any]) -> str:
-    """Return why a guide is refused, or "" if it passes."""
+    """Return why a guide is rejected, or "" if it passes."""
     text = value if isinstance(value, str) else json.dumps(value)
     try:
         guide_bounds.check(Guide(kind=kind, value=text, field="asked"))
@@ -44,7 +44,7 @@ class TestExpressions:
         ],
     )
     def test_too_large(self, text: str) -> None:
-        """Repeats multiply where they lie in one another, behind escapes and classes as well."""
+        """Nested repeats multiply, also after escapes and classes."""
         assert refusal("regex", text)
 
     @pytest.mark.parametrize(
@@ -65,12 +65,12 @@ class TestExpressions:
         ],
     )
     def test_ordinary(self, text: str) -> None:
-        """What is ordinary, or broken, passes: the library says what is wrong with it."""
+        """Ordinary and invalid expressions pass: the library reports the invalid ones."""
         assert not refusal("regex", text)
 
     @given(st.lists(st.integers(2, 60), min_size=1, max_size=5), st.sampled_from(["a", r"\{", "[)(]", "(?:b|c)"]))
     def test_the_product_decides(self, repeats: list[int], atom: str) -> None:
-        """Nested repeats are refused exactly above the limit, however they are written."""
+        """Nested repeats are rejected exactly above the limit, however they are written."""
         text, product = atom, 1
         for number in repeats:
             text, product = f"({text}{{1,{number}}})", product * number
@@ -78,8 +78,8 @@ class TestExpressions:
 
     @given(st.text(alphabet="(){}[]\\,a019*?+|", max_size=60))
     def test_any_text(self, text: str) -> None:
-        """Any text passes or is refused."""
-        assert re.search("at most|nested|^$", refusal("regex", text))
+        """Any text passes or is rejected."""
+        assert re.search("maximum|nested|^$", refusal("regex", text))
 
 
 class TestGrammars:
@@ -94,7 +94,7 @@ class TestGrammars:
         ],
     )
     def test_too_large(self, text: str) -> None:
-        """Also through the names of rules."""
+        """References to rules count too."""
         assert refusal("grammar", text)
 
     @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ class TestGrammars:
         ],
     )
     def test_ordinary(self, text: str) -> None:
-        """Rules that name themselves are the library's to judge."""
+        """Recursive rules pass: the library checks them."""
         assert not refusal("grammar", text)
 
 
@@ -132,8 +132,8 @@ class TestSchemas:
         ],
     )
     def test_too_large(self, schema: Any) -> None:
-        """At any depth; the message names the next step."""
-        assert re.search("lower it|repeat less|fewer|flatter", refusal("json_schema", schema))
+        """Limits apply at any depth; the message names the next step."""
+        assert re.search("lower it|repeat less|fewer|flatten", refusal("json_schema", schema))
 
     @pytest.mark.parametrize(
         "schema",
@@ -147,11 +147,11 @@ class TestSchemas:
         ],
     )
     def test_ordinary(self, schema: Any) -> None:
-        """Properties may be called as limits are."""
+        """Properties may have the names of limits."""
         assert not refusal("json_schema", schema)
 
     def test_tags(self) -> None:
-        """Expressions, grammars and schemas in a structural tag count as their own kind."""
+        """Expressions, grammars and schemas in a structural tag are checked like separate guides."""
         for content in (
             {"type": "regex", "pattern": BOMB},
             {"type": "grammar", "grammar": 'root ::= ("a"{999}){999}'},
@@ -161,6 +161,6 @@ class TestSchemas:
             assert refusal("structural_tag", {"type": "structural_tag", "format": tag})
 
     def test_other_kinds(self) -> None:
-        """Choices are literal texts."""
+        """Choices are literal texts, not expressions."""
         assert not refusal("choice", json.dumps([BOMB]))
         assert not refusal("json_object", "")

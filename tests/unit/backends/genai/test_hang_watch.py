@@ -1,4 +1,4 @@
-"""Detecting a silent process: when it is pinged, taken out of service, and given up."""
+"""Detecting a hung process: when it is pinged, taken out of service and abandoned."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Recorder:
 
 
 def test_a_process_that_never_answers(caplog: pytest.LogCaptureFixture) -> None:
-    """It is pinged after 15 s, out of service after 30 s, and given up 120 s after the ping, each once."""
+    """It is pinged after 15 s, out of service after 30 s, and abandoned 120 s after the ping, each once."""
 
     async def main() -> None:
         recorder = Recorder()
@@ -63,11 +63,11 @@ def test_one_that_answers_the_ping_is_back(caplog: pytest.LogCaptureFixture) -> 
         assert (len(recorder.pings), recorder.losses) == (1, [])
 
     run_virtual(main)
-    assert "tiny answers again" in caplog.text
+    assert "tiny responds again" in caplog.text
 
 
 def test_one_that_has_more_to_say_is_watched_on() -> None:
-    """Time counts from its last message, and many short pauses are no silence."""
+    """Time counts from the last message, so many short pauses do not add up."""
 
     async def main() -> None:
         recorder = Recorder()
@@ -84,7 +84,7 @@ def test_one_that_has_more_to_say_is_watched_on() -> None:
 
 
 def test_an_idle_process_owes_no_answer() -> None:
-    """An idle hour is no silence, nor is closing during a wait."""
+    """Neither an idle hour nor closing during a wait counts as a hang."""
 
     async def main() -> None:
         recorder = Recorder()

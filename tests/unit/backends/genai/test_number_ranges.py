@@ -140,7 +140,7 @@ def test_multiples(matcher: GrammarMatcher) -> None:
 
 
 def test_no_number() -> None:
-    """Bounds without a number between them are refused."""
+    """Bounds without a number between them are rejected."""
     for bounds in (
         Range(Decimal(2), Decimal(1)),
         Range(Decimal(1), Decimal(1), True),

@@ -120,15 +120,15 @@ class TestOpened:
         assert len({text_of(made, index) for index in range(3)}) == 3
 
     async def test_a_form(self, opened: OpenedModel, settings: Settings) -> None:
-        """Guided decoding works through all layers, and so do its errors."""
+        """Guided decoding and its errors work through all layers."""
         runner = runner_of(opened, settings)
         made = await chunks(runner, make_task(guide=Guide(kind="choice", value='["größe"]'), ignore_eos=None))
         assert text_of(made) == "größe"
-        with pytest.raises(InvalidValue, match="form asked"):
+        with pytest.raises(InvalidValue, match="output format"):
             await chunks(runner, make_task(guide=Guide(kind="regex", value="(")))
 
     async def test_prompts_that_are_too_long(self, opened: OpenedModel, settings: Settings) -> None:
-        """They are refused with both counts."""
+        """The error for a prompt that is too long has both token counts."""
         with pytest.raises(TooLong, match="2048"):
             await chunks(runner_of(opened, settings), make_task("word " * 3000))
 
@@ -201,7 +201,7 @@ class TestKinds:
         stored = StoredModel(Path("/nowhere"), manifest({}))
 
         assert model_kind(stored) == "embed"
-        with pytest.raises(AddressError, match="embeds"):
+        with pytest.raises(AddressError, match="embedding model"):
             await open.open_llm("tiny", stored, settings, ModelTable())
 
     @pytest.mark.parametrize(

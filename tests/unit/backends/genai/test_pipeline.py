@@ -38,7 +38,7 @@ def openvino() -> Any:
 def test_properties_of_the_compiled_model(
     openvino: Any, options: GenaiOptions, precision: str, rounded: bool | None
 ) -> None:
-    """Neither the file's f16 nor the library's default u8 decides."""
+    """The configuration decides, not the file's f16 or the library's default u8."""
     group = quantization_group(openvino, None, options)
     properties = compile_properties(options, 1, cache_precision(options), group)
     compiled = openvino.Core().compile_model(str(IR / "openvino_model.xml"), "CPU", properties)

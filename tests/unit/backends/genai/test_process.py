@@ -77,10 +77,10 @@ class TestStart:
         assert not before or len(os.listdir("/proc/self/fd")) <= before
 
     async def test_one_that_dies_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The error says how it ended."""
+        """The error has the exit code."""
         monkeypatch.setattr(sys, "executable", shutil.which("false"))
         worker = await Worker.spawn("tiny")
-        with pytest.raises(Crashed, match=r"ended \(1\)"):
+        with pytest.raises(Crashed, match=r"exited \(1\)"):
             await worker.wait_opened()
         await worker.end(0)
         await worker.end(0)
@@ -88,10 +88,10 @@ class TestStart:
 
 class TestLastWords:
     async def test_the_last_of_what_it_wrote_is_logged(self, program: Any, caplog: pytest.LogCaptureFixture) -> None:
-        """The log keeps a bounded end of both of its outputs."""
+        """The log has a bounded tail of stdout and stderr."""
         program("yes 'words and words' | head -c 3000000; echo 'out of luck ñ' >&2; exit 3")
         worker = await Worker.spawn("tiny")
-        with pytest.raises(Crashed, match=r"ended \(3\)"):
+        with pytest.raises(Crashed, match=r"exited \(3\)"):
             await worker.wait_opened()
         assert len(worker._output_tail) == KEPT_BYTES
         await worker.end(0)
@@ -99,7 +99,7 @@ class TestLastWords:
         assert len(caplog.messages[-1]) < SHOWN_BYTES + 100
 
     async def test_one_that_writes_for_ever_is_read(self, program: Any) -> None:
-        """Its output is drained, so it does not block, and keeps nothing alive."""
+        """The output is drained, so the process does not block and can be closed."""
         program("exec yes")
         worker = await Worker.spawn("tiny")
         async with asyncio.timeout(10):
@@ -112,7 +112,7 @@ class TestLastWords:
 
 class TestWaiting:
     async def test_what_is_taken_back_is_not_sent(self) -> None:
-        """A Start that was not sent is dropped; after one that was, a Cancel is sent."""
+        """Cancelling drops an unsent Start, and sends a Cancel for one that was sent."""
         worker = await loaded()
         os.kill(worker.process.pid, signal.SIGSTOP)
         ids = (400,) * 2000
@@ -154,7 +154,7 @@ class TestWaiting:
 class TestEnd:
     @linux
     def test_it_dies_with_a_gateway_that_is_killed(self) -> None:
-        """It dies even if it cannot notice by itself, as during a load: here it is stopped."""
+        """The process is killed with the gateway even while it is stopped or loading."""
         root = Path(__file__).parents[4]
         command = [sys.executable, "-c", PARENT]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root, text=True) as parent:
@@ -170,7 +170,7 @@ class TestEnd:
 
     @linux
     def test_it_does_not_begin_when_the_gateway_is_gone(self) -> None:
-        """A gateway that ended before the process could request to die with it is noticed."""
+        """A process whose gateway already ended exits at once."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
             done = subprocess.run(
@@ -182,15 +182,15 @@ class TestEnd:
                 timeout=60,
             )
         assert done.returncode == 1
-        assert "the gateway that started this process is gone" in done.stderr
+        assert "the gateway that started this process has exited" in done.stderr
 
     @linux
     async def test_killing_twice_keeps_how_it_ended(self, caplog: pytest.LogCaptureFixture) -> None:
-        """The exit code stays available to the loop, also between the end and its notice."""
+        """Killing a process twice does not lose its exit code."""
         worker = await Worker.spawn("tiny")
         worker.kill()
-        with contextlib.suppress(ChildProcessError):  # the watcher of children was faster
-            os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  # the loop is to stand
+        with contextlib.suppress(ChildProcessError):  # asyncio's child watcher was faster
+            os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  # the loop must block here
         worker.kill()
         await worker.end(0)
         assert worker.process.returncode == -signal.SIGKILL

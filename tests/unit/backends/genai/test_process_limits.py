@@ -14,7 +14,7 @@ if sys.platform != "linux":
 
 
 def run(code: str) -> str:
-    """Return what such a process prints."""
+    """Return the output of a process that runs the code."""
     lines = ["import resource", "from pathlib import Path", "from shoal.backends.genai import process_limits", code]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, timeout=30)
     return done.stdout.decode().strip()

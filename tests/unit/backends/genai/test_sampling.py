@@ -1,4 +1,4 @@
-"""Sampling fields as the library's rules."""
+"""Conversion of sampling fields to the library's GenerationConfig."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_models_defaults_apply_without_fields() -> None:
     ],
 )
 def test_drawn_or_the_likeliest(own: dict[str, Any], fields: dict[str, Any], drawn: bool) -> None:
-    """The temperature decides; without one the model, unless the request narrows the choice."""
+    """The temperature decides on sampling, else top_p, top_k or min_p, else the model's default."""
     assert configured(own, **fields).do_sample is drawn
 
 
@@ -100,14 +100,14 @@ def test_seeds_are_of_32_bits(seed: int | None) -> None:
 
 
 def test_log_probabilities() -> None:
-    """Only the chosen token has one."""
+    """Only the chosen token has a log probability."""
     assert configured(logprobs=0).logprobs == 1
 
 
 def test_forms_by_their_kind() -> None:
     """Each kind uses the library's argument for it."""
     assert structure_arguments(Guide(kind="json_object")) == {"grammar": compact_schema.OBJECT}
-    with pytest.raises(InvalidValue, match="has no grammar"):
+    with pytest.raises(InvalidValue, match="unsupported JSON schema"):
         structure_arguments(Guide(kind="json_schema", value='{"uniqueItems":true}'))
     assert structure_arguments(Guide(kind="json_schema", value="{}"))["grammar"].startswith("root ::= value\n")
     assert structure_arguments(Guide(kind="regex", value="a+")) == {"regex": "a+"}
@@ -124,12 +124,12 @@ def test_choices_become_literals() -> None:
 
 @pytest.mark.parametrize("value", ["", "[]", '[""]', "[1]", '{"a": 1}', '"yes"'])
 def test_choices_that_are_none(value: str) -> None:
-    """Invalid choices are refused before a grammar is built."""
+    """Invalid choices are rejected before a grammar is built."""
     with pytest.raises(InvalidValue, match="choices"):
         structure_arguments(Guide(kind="choice", value=value))
 
 
 def test_a_form_without_end() -> None:
-    """Compiling blocks every answer, so the length of a form is bounded."""
+    """Compiling delays every answer, so the length of a guide is limited."""
     with pytest.raises(InvalidValue, match="longer"):
         structure_arguments(Guide(kind="regex", value="a" * (LONGEST_GUIDE + 1)))

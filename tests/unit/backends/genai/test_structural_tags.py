@@ -23,7 +23,7 @@ def tagged(content: dict[str, Any]) -> str:
 
 
 def test_schemas_are_compact() -> None:
-    """A schema within a tag has no free whitespace, as alone."""
+    """A schema within a tag has no free whitespace either."""
     matcher = GrammarMatcher()
     schema = {"type": "object", "properties": {"größe": {"type": "integer", "minimum": 3}}, "required": ["größe"]}
     tags = write_tags(tagged({"type": "json_schema", "json_schema": schema}))
@@ -36,21 +36,21 @@ def test_schemas_are_compact() -> None:
     "text", ["{", "[" * 100_000, '{"type": "structural_tag", "format": {"type": "any_text"}}', "7"]
 )
 def test_others_stay_as_they_are(text: str) -> None:
-    """Invalid JSON passes too, since the library refuses it."""
+    """Invalid JSON passes too, since the library rejects it."""
     assert write_tags(text) == text
 
 
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ({"type": "json_schema", "json_schema": {"not": {}}}, "`not` cannot be kept"),
+        ({"type": "json_schema", "json_schema": {"not": {}}}, "`not` is not supported"),
         ({"type": "qwen_xml_parameter", "json_schema": {}}, "qwen_xml_parameter"),
-        ({"type": "const_string", "value": "ann\xe9e"}, "would come out wrong"),
-        ({"begin": "\xe9e", "end": "x"}, "would come out wrong"),
-        ({"triggers": ["x", "\xe9a"]}, "would come out wrong"),
+        ({"type": "const_string", "value": "ann\xe9e"}, "cannot be encoded"),
+        ({"begin": "\xe9e", "end": "x"}, "cannot be encoded"),
+        ({"triggers": ["x", "\xe9a"]}, "cannot be encoded"),
     ],
 )
 def test_refusals(content: dict[str, Any], why: str) -> None:
-    """Schemas without a grammar, and literals that the library misreads, are refused by name."""
+    """Schemas without a grammar, and literals that the library misreads, are rejected by name."""
     with pytest.raises(InvalidValue, match=why):
         write_tags(tagged(content))

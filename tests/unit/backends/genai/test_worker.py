@@ -1,4 +1,4 @@
-"""The process of a language model, run in this one: messages in, steps, events out."""
+"""The code of a language model's process, run in this one: messages in, steps, events out."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class TestAnswers:
         assert [pair for each in events for pair in each.logprobs] == [(b"five", -1.0), (b"\xff", -1.0), (b"", -1.0)]
 
     def test_a_cancelled_answer_gets_no_more_events(self, ends: tuple[socket.socket, MessageSocket]) -> None:
-        """Its slot is free at the next step, and the end of another one is no error."""
+        """Its slot is free at the next step, and cancelling an ended answer is not an error."""
         library = Library({(1,): [[5]] * 9, (3,): [[7], [STOP]]})
         events = run(library, ends, start(1, 1), Cancel(id=1), Cancel(id=77), start(2, 3))
         assert {each.id for each in events} == {2}
@@ -192,9 +192,9 @@ class TestAnswers:
         assert library.steps == 1
 
     def test_what_the_library_refuses(self, ends: tuple[socket.socket, MessageSocket]) -> None:
-        """It is the request's error, without the library's file names, and others continue."""
+        """The request gets the error without the library's file names, and others continue."""
         events = run(Library({(1,): [[STOP]]}), ends, start(1, 4, 4), start(2, 1))
-        assert events[0].error == ("invalid_value", "the model refuses these parameters: no such prompt", None)
+        assert events[0].error == ("invalid_value", "the model rejected these parameters: no such prompt", None)
         assert made(events, 2) == ([], 1, "stop")
 
     def test_a_guide_without_a_vocabulary(self, ends: tuple[socket.socket, MessageSocket]) -> None:
@@ -228,7 +228,7 @@ class TestLostPlaces:
         assert events[-1].error[0] == "out_of_memory"
 
     def test_one_that_needs_more_than_there_is(self, ends: tuple[socket.socket, MessageSocket]) -> None:
-        """It fails with the setting to change."""
+        """The error names the setting to change."""
         library = Library({(1,): [[5], [6], [7]]}, drops=(2,))
         library.capacity = 2
         events = run(library, ends, start(1, 1))
@@ -236,7 +236,7 @@ class TestLostPlaces:
         assert "kv_cache_mb" in events[-1].error[1]
 
     def test_a_prompt_that_fits_nowhere(self, ends: tuple[socket.socket, MessageSocket]) -> None:
-        """It is not started."""
+        """A prompt larger than the cache is not started."""
         library = Library({})
         library.capacity = 3
         events = run(library, ends, start(1, 1, 2, 3))
@@ -283,7 +283,7 @@ class TestProcess:
         return lambda path, options: library
 
     def test_from_the_first_message_to_the_end_of_the_socket(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It sends facts, then answers, then ends silently."""
+        """The process sends facts, then answers, then ends without output."""
         ours, thread, codes = self.talk(monkeypatch, self.opened(Library({(1,): [[5], [STOP]]})))
         with ours:
             assert isinstance(decode_first(self.hear(ours)), Opened)
@@ -313,7 +313,7 @@ class TestProcess:
             ours.sendall(encode_frame(start(1, 1)))
             events = decode_produced(self.hear(ours)) + decode_produced(self.hear(ours))
             thread.join(10)
-        assert events[-1].error == ("backend", "the language model broke down (out of luck); load it again", None)
+        assert events[-1].error == ("backend", "the language model failed (out of luck); load it again", None)
         assert codes == [1]
         assert "out of luck" in capfd.readouterr().err
 
@@ -332,7 +332,7 @@ class TestProcess:
         assert codes == [0]
 
     def test_a_frame_in_pieces(self, ends: tuple[socket.socket, MessageSocket]) -> None:
-        """Messages are complete however they arrive; an end in the middle is an end."""
+        """Messages are reassembled from parts; an incomplete one at the end of the stream is dropped."""
         ours, line = ends
         data = encode_frame(Cancel(id=5)) + encode_frame(Cancel(id=6))
         for at in range(len(data) - 1):

@@ -1,4 +1,4 @@
-"""What a tiny model of two towers must answer, by a second path, and one of the shape of the hub's most used."""
+"""Expected vectors of a tiny dual encoder, computed with numpy, and a tiny model in the shape of ViT-B-32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from shoal.models.convert.contract.towers import read_towers
-from shoal.models.convert.dual_encoder_reference import embed_pictures, embed_texts
+from shoal.models.convert.dual_encoder_reference import embed_images, embed_texts
 from shoal.pipelines.image import ImagePipeline
 from shoal.pipelines.text.tokenizer import TextTokenizer
 from shoal.types import Array, Image, Item
@@ -20,7 +20,7 @@ _CONTEXT, _SIZE, _PATCH = 77, 224, 32
 
 
 def expected(folder: Path, inputs: Sequence[Item]) -> Array:
-    """By the numpy passes, one input after the other; rows of length one."""
+    """Return normalized vectors from the numpy forward passes, one input at a time."""
     read = read_towers(folder)
     tokenizer = TextTokenizer(folder, "tokenizer.json", cleaning=read.text_spec.cleaning)
     pipeline = ImagePipeline(read.image_spec)
@@ -28,7 +28,7 @@ def expected(folder: Path, inputs: Sequence[Item]) -> Array:
     for item in inputs:
         if isinstance(item, Image):
             values = pipeline._preprocessing.values(pipeline._preprocessing.pixels(item.data))
-            rows.append(embed_pictures(folder, read, values[None])[0])
+            rows.append(embed_images(folder, read, values[None])[0])
             continue
         assert isinstance(item, str)
         (fitted,) = tokenizer.fit([item], ["right"], read.text_spec.max_tokens)
@@ -40,7 +40,7 @@ def expected(folder: Path, inputs: Sequence[Item]) -> Array:
 
 
 def vit_b_32(folder: Path) -> Path:
-    """In open_clip's format, with the context, the size of pictures and the patches of ViT-B-32; all else is tiny."""
+    """Write an open_clip model with ViT-B-32's context, image size and patches; all else is tiny."""
     folder.mkdir()
     open_clip(folder, text={"context_length": _CONTEXT}, vision={"image_size": _SIZE, "patch_size": _PATCH})
     random = np.random.default_rng(32)

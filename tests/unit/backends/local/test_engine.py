@@ -1,4 +1,4 @@
-"""The engine over workers: the wide lane, warming, closing."""
+"""The engine over workers: wide lane, warm-up, rebuild and close."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class EngineHarness:
         return await self.engine.infer({"x": np.ones((size, length), np.int64)}, ["y"], {}, time.monotonic() + seconds)
 
     def counts(self) -> tuple[int, int]:
-        """Batches that ran (narrow, wide)."""
+        """Return the number of batches that ran (narrow, wide)."""
         return sum(worker.batches for worker in self.narrow), self.wide.batches
 
 
 async def test_a_lone_small_batch_runs_wide() -> None:
-    """One batch after the other, each alone, each on all cores."""
+    """Sequential small batches each run on all cores."""
     harness = EngineHarness()
     for _ in range(3):
         await harness.infer(SOLO_ITEMS)
@@ -79,21 +79,21 @@ async def test_a_lone_small_batch_runs_wide() -> None:
 
 
 async def test_bulk_runs_narrow_even_alone() -> None:
-    """A batch of more items than interactive work has never takes all cores."""
+    """A batch of more than SOLO_ITEMS items never runs on the wide lane."""
     harness = EngineHarness()
     await harness.infer(SOLO_ITEMS + 1)
     assert harness.counts() == (1, 0)
 
 
 async def test_batches_of_one_loop_tick_share_the_cores() -> None:
-    """Two batches that start together both run narrow: neither is alone."""
+    """Two batches that start in the same tick both run narrow."""
     harness = EngineHarness()
     await asyncio.gather(harness.infer(), harness.infer())
     assert harness.counts() == (2, 0)
 
 
 async def test_a_batch_beside_another_runs_narrow() -> None:
-    """While the wide lane is busy, the next batch takes a stream and does not wait."""
+    """While the wide lane is busy, the next batch runs on a stream without waiting."""
     harness = EngineHarness(at_once=False)
     first = asyncio.create_task(harness.infer())
     await ticks()
@@ -106,14 +106,14 @@ async def test_a_batch_beside_another_runs_narrow() -> None:
 
 
 async def test_without_a_wide_lane_all_run_narrow() -> None:
-    """An engine of one stream has one lane."""
+    """An engine with one stream has only the narrow lane."""
     harness = EngineHarness(wide=False)
     await harness.infer()
     assert harness.counts() == (1, 0)
 
 
 async def test_an_unknown_output_is_refused() -> None:
-    """An output that the graph does not have is named before anything runs."""
+    """The error names the unknown output, and no batch runs."""
     harness = EngineHarness()
     with pytest.raises(InputRejected, match="no output 'z'; it has y"):
         await harness.engine.infer({"x": np.ones((1, 1), np.int64)}, ["z"], {}, time.monotonic() + 30)
@@ -121,7 +121,7 @@ async def test_an_unknown_output_is_refused() -> None:
 
 
 async def test_warming_runs_every_shape_on_every_worker() -> None:
-    """Each stream makes its own kernels, so each runs each shape; the wide lane only those that it can get."""
+    """Each stream compiles its own kernels, so each runs all shapes; the wide lane runs only small batches."""
     harness = EngineHarness(warm=WarmUp(PLAN, 10.0))
     await harness.engine.warm_up(60.0)
     for worker in harness.narrow:
@@ -130,7 +130,7 @@ async def test_warming_runs_every_shape_on_every_worker() -> None:
 
 
 async def test_warming_states_the_cost() -> None:
-    """After warming, the facts hold a measured cost, and stay the same object until something changes."""
+    """Warm-up puts the measured cost into the facts, which stay the same object until it changes."""
     harness = EngineHarness(warm=WarmUp(PLAN, 10.0))
     assert harness.engine.facts.cost == CostModel()
     await harness.engine.warm_up(60.0)
@@ -139,7 +139,7 @@ async def test_warming_states_the_cost() -> None:
 
 
 async def test_no_time_means_no_warming() -> None:
-    """With a budget of nothing, nothing runs, now or later."""
+    """With a budget of 0 seconds no shape is run, now or later."""
     harness = EngineHarness(warm=WarmUp(PLAN, 10.0))
     await harness.engine.warm_up(0.0)
     await ticks(20)
@@ -147,7 +147,7 @@ async def test_no_time_means_no_warming() -> None:
 
 
 async def test_what_the_budget_left_is_warmed_only_while_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the background no shape starts while a batch is in flight; when it is over, all the rest is warmed."""
+    """In the background no shape starts while a batch is in flight; the rest is warmed afterwards."""
     monkeypatch.setattr(engine, "QUIET_S", 0.0)
     warm = WarmUp(PLAN, 10.0)
     harness = EngineHarness(warm=warm, at_once=False)
@@ -166,7 +166,7 @@ async def test_what_the_budget_left_is_warmed_only_while_idle(monkeypatch: pytes
 
 
 async def test_a_shape_that_the_graph_refuses_does_not_end_the_warming() -> None:
-    """An error while warming concerns nobody: the other shapes are still run."""
+    """An error in one shape does not stop the warm-up of the others."""
     warm = WarmUp(PLAN, 10.0)
     harness = EngineHarness(warm=warm)
     harness.narrow[0].error = RuntimeError("shape mismatch")
@@ -177,7 +177,7 @@ async def test_a_shape_that_the_graph_refuses_does_not_end_the_warming() -> None
 
 
 async def test_closing_waits_for_batches_and_happens_once() -> None:
-    """A batch in flight is answered, later ones are refused, what the engine held is let go once."""
+    """A batch in flight completes, later ones are rejected, and resources are released once."""
     harness = EngineHarness(at_once=False)
     running = asyncio.create_task(harness.infer())
     await ticks()
@@ -194,7 +194,7 @@ async def test_closing_waits_for_batches_and_happens_once() -> None:
 
 
 async def test_closing_ends_the_warming() -> None:
-    """The background task does not outlive the engine."""
+    """The background warm-up ends with the engine."""
     harness = EngineHarness(warm=WarmUp(PLAN, 10.0))
     await harness.engine.warm_up(1e-9)
     before = asyncio.all_tasks()
@@ -203,7 +203,7 @@ async def test_closing_ends_the_warming() -> None:
 
 
 async def test_after_a_failed_batch_the_lanes_are_replaced() -> None:
-    """The failed batch is answered at once; the next ones wait for new lanes and run there."""
+    """The failed batch returns at once; later ones wait for the new lanes and run there."""
     harness = EngineHarness(wide=False, streams=1, rebuilds=True)
     harness.narrow[0].error = RuntimeError("odd")
     with pytest.raises(EngineFailed):
@@ -218,7 +218,7 @@ async def test_after_a_failed_batch_the_lanes_are_replaced() -> None:
 
 
 async def test_refused_inputs_replace_nothing() -> None:
-    """Inputs that never reached the engine leave its lanes as they are."""
+    """Inputs rejected before they reach the engine do not replace its lanes."""
     harness = EngineHarness(rebuilds=True)
     with pytest.raises(InputRejected):
         await harness.infer(length=65)
@@ -227,7 +227,7 @@ async def test_refused_inputs_replace_nothing() -> None:
 
 
 async def test_two_failures_at_once_replace_once() -> None:
-    """Batches that fail side by side cause one rebuild, and a late failure on the old lanes causes none."""
+    """Concurrent failures cause one rebuild; a late failure on the old lanes causes none."""
     harness = EngineHarness(wide=False, rebuilds=True, at_once=False)
     running = [asyncio.create_task(harness.infer()) for _ in range(2)]
     await ticks()
@@ -245,7 +245,7 @@ async def test_two_failures_at_once_replace_once() -> None:
 
 
 async def test_waiting_for_new_lanes_ends_at_the_deadline() -> None:
-    """A rebuild that takes long makes nobody late without saying so."""
+    """A batch that waits for a slow rebuild fails at its deadline."""
     harness = EngineHarness(wide=False, streams=1, rebuilds=True)
     harness.narrow[0].error = RuntimeError("odd")
     with pytest.raises(EngineFailed):
@@ -260,7 +260,7 @@ async def test_waiting_for_new_lanes_ends_at_the_deadline() -> None:
 async def test_an_engine_that_cannot_be_rebuilt_is_not_ready(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """When the graph is gone, or whatever it is, those who wait are told, readiness says so and the log says why."""
+    """When a rebuild fails, waiting batches fail, the engine is not ready, and the log has the reason."""
     harness = EngineHarness(wide=False, streams=1, rebuilds=True)
     harness.lost = error
     harness.narrow[0].error = RuntimeError("odd")

@@ -1,4 +1,4 @@
-"""Which engine a local model gets."""
+"""Choosing the engine of a local model."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ def only(monkeypatch: pytest.MonkeyPatch, *installed: str) -> None:
 
 
 def test_auto_prefers_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With both installed, auto is openvino."""
+    """With both installed, `auto` selects openvino."""
     only(monkeypatch, "openvino", "onnxruntime")
     assert engines.choose_engine() == "openvino"
 
 
 def test_auto_falls_back_to_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without openvino, auto is onnxruntime."""
+    """Without openvino, `auto` selects onnxruntime."""
     only(monkeypatch, "onnxruntime")
     assert engines.choose_engine("auto") == "onnxruntime"
 
 
 def test_auto_without_engines_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With neither installed, the error holds the pip command of the local extra."""
+    """With neither installed, the error has the pip command for the local extra."""
     only(monkeypatch)
     with pytest.raises(MissingExtra, match=r"in your clone: pip install -e '\.\[local\]'"):
         engines.choose_engine()
@@ -37,7 +37,7 @@ def test_auto_without_engines_names_the_extra(monkeypatch: pytest.MonkeyPatch) -
 def test_an_engine_that_is_not_installed_names_its_extra(
     monkeypatch: pytest.MonkeyPatch, engine: str, extra: str
 ) -> None:
-    """An engine asked for by name is never replaced by the other one."""
+    """An engine requested by name is never replaced by another one."""
     only(monkeypatch, "openvino" if engine == "onnxruntime" else "onnxruntime")
     with pytest.raises(MissingExtra) as caught:
         engines.choose_engine(engine)
@@ -45,14 +45,14 @@ def test_an_engine_that_is_not_installed_names_its_extra(
 
 
 def test_an_unknown_engine_is_refused() -> None:
-    """A name outside the table is a ConfigError that lists the table."""
+    """An unknown name is a ConfigError that lists the known ones."""
     with pytest.raises(ConfigError, match="auto, openvino or onnxruntime"):
         engines.choose_engine("tensorrt")
 
 
 @pytest.mark.parametrize("engine", engines.ENGINES)
 def test_every_engine_of_the_table_opens(engine: str) -> None:
-    """Each entry leads to a coroutine function, and each engine has an extra."""
+    """Each entry refers to a coroutine function, and each engine has an extra."""
     assert importlib.util.find_spec(engines.ENGINES[engine].partition(":")[0]) is not None
     assert callable(engines.load_opener(engine))
     assert engine in engines.EXTRAS

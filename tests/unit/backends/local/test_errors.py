@@ -1,4 +1,4 @@
-"""The table from engines' errors to Shoal's."""
+"""Mapping engines' errors to Shoal's errors."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ Eltwise shape infer input shapes dim index: 0 mismatch
     ],
 )
 def test_each_error_has_one_meaning(error: Exception, kind: type[BackendError]) -> None:
-    """Shapes and types are the inputs' fault, memory is memory even beside a shape, the rest is the engine's."""
+    """Shape and type errors are input errors, memory errors take precedence, and the rest are engine errors."""
     assert type(engine_error(error)) is kind
 
 
 def test_the_table_is_complete() -> None:
-    """Every error that the table can answer says the next step."""
+    """Every error in the table has a message with the next step."""
     assert set(MESSAGES) == {kind for kind, _, _ in ERROR_TABLE} | {EngineFailed}
     assert all(";" in saying for saying in MESSAGES.values())
 
 
 def test_the_engine_s_own_words_survive_without_its_files() -> None:
-    """A message keeps what the engine says and drops where in its source it says so, on one line."""
+    """The message keeps the engine's text on one line, without its source locations."""
     words = shorten_message(OPENVINO_SHAPE)
     assert "shape infer input shapes dim index: 0 mismatch" in words
     assert "infer_request.cpp" not in words
@@ -50,5 +50,5 @@ def test_the_engine_s_own_words_survive_without_its_files() -> None:
 
 
 def test_an_error_without_words_is_named() -> None:
-    """An exception with an empty message still says what it was."""
+    """An exception with an empty message is reported by its type."""
     assert "MemoryError" in engine_error(MemoryError()).message

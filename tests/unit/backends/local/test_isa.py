@@ -1,4 +1,4 @@
-"""`make test ISA=...` holds the engines down: what they say of themselves, and which kernels run."""
+"""`make test ISA=...` limits the engines' instructions: reported capabilities, and kernels that run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def limit_isa(isa: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(("isa", "kernel"), [("avx2", "avx2"), ("avx512", "avx512|avx2")])
 def test_the_engine_keeps_to_it(isa: str, kernel: str) -> None:
-    """No bf16, and no kernel for newer instructions. On a processor without AVX512 both are the same."""
+    """There is no bf16, and no kernel uses newer instructions. Without AVX512 both cases are the same."""
     command = [sys.executable, "-c", PROGRAM]
     run = subprocess.run(command, env=os.environ | limit_isa(isa), capture_output=True, text=True, check=True)
     capabilities, kernels = json.loads(run.stdout)

@@ -1,4 +1,4 @@
-"""Local models whose weights are int8 or fp16, from the setting to the facts."""
+"""Local models with int8 or fp16 weights, from the setting to the facts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_a_variant_serves_with_its_parity_shown(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its own file runs; facts and log say what it costs, and the second start measures nothing again."""
+    """The variant's file is served, facts and log show its parity, and a second start measures nothing."""
     caplog.set_level("INFO", "shoal.backends.local.open")
     monkeypatch.setitem(variants.LEAST_MEAN, "int8", 0.5)  # random weights of 16 numbers survive less
     address = parse_address(folder)
@@ -88,7 +88,7 @@ async def test_a_variant_serves_with_its_parity_shown(
 async def test_the_accuracy_of_a_classifiers_variant_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its scores have no cosine, and there is no index of them."""
+    """The log shows the change of the scores, and does not mention an index."""
     monkeypatch.setitem(variants.LEAST_MEAN, "int8", 0.0)
     caplog.set_level("INFO", "shoal.backends.local.open")
     address = parse_address(f"file:{classifier(tmp_path / 'judge')}")
@@ -100,7 +100,7 @@ async def test_the_accuracy_of_a_classifiers_variant_is_logged(
 
 
 async def test_int8_is_a_space_of_its_own(tmp_path: Path, folder: str) -> None:
-    """An index of f32 vectors is not to be searched with those of int8; fp16 gives the same ones."""
+    """int8 vectors are not comparable with f32 vectors; fp16 vectors are."""
     local = await open_local("mini", [parse_address(folder)], asking(tmp_path, "openvino", "f32"))
     await local.engines[0].aclose()
     (stored,) = await asyncio.to_thread(Store(tmp_path / "home").entries)
@@ -116,7 +116,7 @@ async def test_int8_is_a_space_of_its_own(tmp_path: Path, folder: str) -> None:
 
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 async def test_the_space_of_int8_has_its_engine(tmp_path: Path, folder: str, engine: str) -> None:
-    """As it is served."""
+    """The space of int8 vectors depends on the engine."""
     local = await open_local("mini", [parse_address(folder)], asking(tmp_path, engine, "int8"))
     await local.engines[0].aclose()
     (stored,) = await asyncio.to_thread(Store(tmp_path / "home").entries)
@@ -124,7 +124,7 @@ async def test_the_space_of_int8_has_its_engine(tmp_path: Path, folder: str, eng
 
 
 async def test_a_full_disk_is_reported(tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what to do, and half of a variant is not left behind."""
+    """The error has the next step, and no partial variant is left on disk."""
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,4 +1,4 @@
-"""What a local model is put together from: its files, the batches of its precision check, its engines."""
+"""Opening a local model: its files, the samples of the precision check, and its engines."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def store(settings: Settings) -> Store:
 
 
 def test_every_sample_text_is_in_the_check_once(tmp_path: Path) -> None:
-    """Batches of bounded size, and last the longest text alone, cut to the model's length."""
+    """Batches are of bounded size; the last one is the longest text alone, truncated to the model's length."""
     target = tmp_path / "out"
     target.mkdir()
     spec = convert(checkpoint(tmp_path), target).spec
@@ -71,7 +71,7 @@ def test_every_sample_text_is_in_the_check_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("labels", "pairs"), [(1, True), (3, False)])
 def test_what_scores_is_checked_with_what_it_reads(tmp_path: Path, labels: int, pairs: bool) -> None:
-    """Pairs, from the same text twice to unlike ones; texts where nobody knows that it reads pairs."""
+    """Cross-encoders are checked with pairs, other classifiers with texts."""
     target = tmp_path / "out"
     target.mkdir()
     spec = convert(classifier(tmp_path / "model", labels=labels), target).spec
@@ -86,7 +86,7 @@ def test_what_scores_is_checked_with_what_it_reads(tmp_path: Path, labels: int, 
 
 
 def test_pairs_of_the_check_span_what_users_send() -> None:
-    """Each kind of text is in one; some are the same twice, most are not, and short ones stand beside long ones."""
+    """Pairs cover each kind of text: some are identical, most differ, and lengths are mixed."""
     assert {text for pair in load_text_pairs() for text in pair} > {*TEXTS}
     same = [pair for pair in load_text_pairs() if pair[0] == pair[1]]
     assert len(TEXTS) // 4 < len(same) < len(load_text_pairs()) // 3
@@ -96,7 +96,7 @@ def test_pairs_of_the_check_span_what_users_send() -> None:
 async def test_preparing_gives_up_the_loop_and_not_its_result(
     settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It runs in a thread, with what it was given."""
+    """It runs in a thread, with the arguments of the call."""
     stored = await asyncio.to_thread(stored_model, store)
     seen: list[Any] = []
 
@@ -111,7 +111,7 @@ async def test_preparing_gives_up_the_loop_and_not_its_result(
 
 
 async def test_a_preparation_that_is_cancelled_has_ended(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It returns once the thread is through: nobody finds it at work on the files afterwards."""
+    """A cancelled call returns only after the thread has stopped working on the files."""
     begun, over = threading.Event(), threading.Event()
 
     def work(*args: Any, stop: Any, **options: Any) -> Any:
@@ -133,7 +133,7 @@ async def test_a_preparation_that_is_cancelled_has_ended(settings: Settings, mon
 def test_without_an_engine_files_are_prepared_unverified(
     settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command line may fetch models on a machine that runs none."""
+    """The command line can fetch models on a machine without an engine."""
     request: dict[str, Any] = {}
 
     def prepare(address: Any, **options: Any) -> Any:
@@ -150,7 +150,7 @@ def test_without_an_engine_files_are_prepared_unverified(
 
 
 def test_where_one_is_installed_they_are_verified_with_it(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In f32, on a loop of the thread's own; it is closed again whatever becomes of the preparation."""
+    """The model is verified in f32 on the thread's own event loop, which is closed even after a failure."""
     engines: list[FakeEngine] = []
     precisions: list[str] = []
 
@@ -175,7 +175,7 @@ def test_where_one_is_installed_they_are_verified_with_it(settings: Settings, mo
 
 
 class Openings:
-    """Stands for the opening of engines."""
+    """Replaces the opening of engines."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *stored: StoredModel) -> None:
         self.options: list[EngineOptions] = []
@@ -209,7 +209,7 @@ class Openings:
 
 
 async def test_facts_of_a_local_model(settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the manifest and the engine; what the precision check found is kept for the next start."""
+    """Facts come from the manifest and the engine; the precision check is stored for the next start."""
     stored = await asyncio.to_thread(stored_model, store)
     openings = Openings(monkeypatch, stored, stored)
     first = await open_local("m", [ADDRESS], settings)
@@ -229,7 +229,7 @@ async def test_facts_of_a_local_model(settings: Settings, store: Store, monkeypa
 
 
 def scoring(store: Store, address: str = "hf:org/mini", weights: str = "ab") -> StoredModel:
-    """A model of the store that scores."""
+    """Return a stored model that scores."""
     stored = stored_model(store, address)
     spec = msgspec.structs.replace(
         stored.manifest.text_spec,
@@ -242,7 +242,7 @@ def scoring(store: Store, address: str = "hf:org/mini", weights: str = "ab") -> 
 
 
 async def test_facts_of_a_model_that_scores(settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Labels and tasks; no space, no dimension. Its precision is judged by scores, and that is kept as well."""
+    """The facts have labels and tasks, but no space or dimension; the stored precision check compares scores."""
     stored = await asyncio.to_thread(scoring, store)
     openings = Openings(monkeypatch, stored, stored)
     openings.found = PrecisionCheck(key="here", figures={"mean_difference": 0.002})
@@ -261,7 +261,7 @@ async def test_facts_of_a_model_that_scores(settings: Settings, store: Store, mo
 async def test_replicas_that_score_have_the_same_weights(
     settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They have no space to be compared by; other weights are another model all the same."""
+    """Replicas without a space are compared by their weights."""
     first = await asyncio.to_thread(scoring, store)
     same = await asyncio.to_thread(scoring, store, "hf:org/two")
     other = await asyncio.to_thread(scoring, store, "hf:org/three", "cd")
@@ -275,7 +275,7 @@ async def test_replicas_that_score_have_the_same_weights(
 async def test_an_engine_of_folders_gets_the_folder(
     settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, copied: bool
 ) -> None:
-    """As its author published it: in the store, or where it is used in place."""
+    """The engine gets the published folder, from the store or in place."""
     stored = await asyncio.to_thread(stored_model, store)
     manifest = msgspec.structs.replace(stored.manifest, source=f"file:{tmp_path}")
     expected = tmp_path
@@ -293,7 +293,7 @@ async def test_an_engine_of_folders_gets_the_folder(
 async def test_an_engine_of_folders_is_compared_once(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the numpy forward pass, before it serves: what it found is told, and kept for the next start."""
+    """The model is compared with the numpy forward pass before it serves; the result is shown and stored."""
     address = parse_address(f"file:{await asyncio.to_thread(checkpoint, tmp_path / 'mini')}")
     stored = await asyncio.to_thread(prepare_local, address, settings)
     openings = Openings(monkeypatch, stored, stored, stored, stored)
@@ -322,7 +322,7 @@ async def test_an_engine_of_folders_is_compared_once(
 async def test_the_precision_that_was_checked_is_named(
     settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """bf16 or fp16."""
+    """The details name the precision that was checked, bf16 or fp16."""
     stored = await asyncio.to_thread(stored_model, store)
     openings = Openings(monkeypatch, stored, stored)
     openings.found = PrecisionCheck(key="here", precision="fp16", figures={"mean_cosine": 0.9999})
@@ -340,7 +340,7 @@ async def test_the_precision_that_was_checked_is_named(
 def test_a_graph_is_verified_by_an_engine_of_graphs(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, installed: set[str], expected: str | None
 ) -> None:
-    """Whichever is there, where the one that will serve reads none; without any, nothing is verified."""
+    """If the serving engine runs folders, any installed graph engine verifies; without one, nothing is verified."""
 
     def choose(engine: str) -> str:
         if engine == "auto":
@@ -371,7 +371,7 @@ async def test_engines_that_were_opened_are_closed_when_the_next_fails(
 
 
 def test_a_vocabulary_of_scores_bounds_the_batch(store: Store) -> None:
-    """[tokens, vocabulary] floats are in memory at once; one text always fits."""
+    """Batches are limited by the memory of [tokens, vocabulary] floats; one longest text always fits."""
     spec = msgspec.structs.replace(stored_model(store).manifest.text_spec, max_tokens=512, vocab_size=30_522)
     splade = msgspec.structs.replace(spec, sparse=SparseSpec())
     large = msgspec.structs.replace(splade, vocab_size=250_002)
@@ -382,7 +382,7 @@ def test_a_vocabulary_of_scores_bounds_the_batch(store: Store) -> None:
 
 
 def test_a_space_is_that_of_the_published_weights(store: Store) -> None:
-    """Not of the graph made from them; what is done to a text and its vector counts."""
+    """The space depends on the weights and on text and vector processing, not on the graph."""
     stored = stored_model(store)
     manifest = stored.manifest
     shipped = manifest.weights | {"onnx/model.onnx": "cd"}

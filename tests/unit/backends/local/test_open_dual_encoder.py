@@ -1,4 +1,4 @@
-"""Local models that take pictures: what is loaded of them, what they say of themselves, and their vectors."""
+"""Local models that take images: towers loaded, facts and vectors."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from shoal.types import Context, Embed, Embedded, Image, Item
 from tests.unit.backends.local.dual_encoder_kit import expected
 from tests.unit.models.engines import RUNS, has_bf16
 from tests.unit.models.tower_checkpoints import FAMILIES, towers
-from tests.unit.pipelines.image.pictures import pictures
+from tests.unit.pipelines.image.image_kit import image_files
 
-PICTURES = [Image(data) for data in pictures().values()]
+IMAGES = [Image(data) for data in image_files().values()]
 TEXTS = ["a cat", "cats, dogs! and so on and on for longer than the model reads", "b"]
 ENGINES = sorted(RUNS)
 
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def written(folder: Path, family: str = "clip", scale: float = 1.0) -> Path:
-    """`scale`: of a projection, so that two models differ."""
+    """Write a model. `scale`: factor of a projection, so that two models differ."""
     folder.mkdir()
     towers(folder, family)
     tensors = load_file(folder / "model.safetensors")
@@ -59,7 +59,7 @@ async def opened(home: Path, *models: str, **settings: Any) -> AsyncIterator[Gat
 
 
 def records_of(store: Store) -> tuple[str, set[str]]:
-    """Of the only model in the store: the verdicts on its graphs, and what was noted of it."""
+    """Return the verdicts on the graphs of the only stored model, and the names of its notes."""
     (stored,) = store.entries()
     return stored.manifest.verification_summary, set(store.notes(stored))
 
@@ -77,10 +77,10 @@ async def embed(gateway: Gateway, inputs: Sequence[Item], **fields: Any) -> Embe
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("engine", ENGINES)
-async def test_texts_and_pictures_in_one_request(tmp_path: Path, family: str, engine: str) -> None:
-    """All drawn pictures among texts: each row is what a second path makes of its own input."""
+async def test_texts_and_images_in_one_request(tmp_path: Path, family: str, engine: str) -> None:
+    """Mixed texts and images each get the vector that numpy computes."""
     folder = await asyncio.to_thread(written, tmp_path / "m", family)
-    inputs: list[Item] = [*TEXTS[:2], *PICTURES, TEXTS[2]]
+    inputs: list[Item] = [*TEXTS[:2], *IMAGES, TEXTS[2]]
     async with opened(tmp_path, f"m=file:{folder}", engine=engine, precision="f32") as gateway:
         answer = await embed(gateway, inputs)
         assert min_cosine(answer.vectors, await asyncio.to_thread(expected, folder, inputs)) > 0.9999
@@ -93,10 +93,10 @@ async def test_texts_and_pictures_in_one_request(tmp_path: Path, family: str, en
         assert facts.verified.count("agrees with a numpy forward pass") == 2
         assert facts.backend == engine
         with pytest.raises(InvalidValue, match=r"^input 1: the image cannot be read"):
-            await embed(gateway, ["a", Image(b"no picture at all, by any means"), PICTURES[0]])
+            await embed(gateway, ["a", Image(b"no picture at all, by any means"), IMAGES[0]])
 
 
-@pytest.mark.parametrize(("expected", "inputs", "refused"), [("text", TEXTS, PICTURES[:1]), ("image", PICTURES, TEXTS)])
+@pytest.mark.parametrize(("expected", "inputs", "refused"), [("text", TEXTS, IMAGES[:1]), ("image", IMAGES, TEXTS)])
 async def test_the_tower_that_is_not_needed_is_not_loaded(
     tmp_path: Path,
     folder: Path,
@@ -105,7 +105,7 @@ async def test_the_tower_that_is_not_needed_is_not_loaded(
     inputs: list[Item],
     refused: list[Item],
 ) -> None:
-    """Its graph is never opened, its inputs are refused by the model's name, and the vectors are as with both."""
+    """The other graph is not opened, its inputs are rejected, and vectors are the same as with both towers."""
     graphs: list[str] = []
     real = shoal.backends.local.open.open_engine
 
@@ -131,10 +131,10 @@ async def test_the_tower_that_is_not_needed_is_not_loaded(
 
 
 async def test_what_was_stored_is_opened_again(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither converted nor verified twice, and the precision of neither tower is measured again."""
+    """A stored model is not converted, verified or checked for precision again."""
     async with opened(tmp_path, f"m=file:{folder}") as gateway:
         first = facts_of(gateway)
-        vectors = (await embed(gateway, [*TEXTS, *PICTURES])).vectors
+        vectors = (await embed(gateway, [*TEXTS, *IMAGES])).vectors
     verified, notes = await asyncio.to_thread(records_of, Store(str(tmp_path / "home")))
     assert verified == first.verified
     measured = {"precision", "image_precision"}
@@ -143,15 +143,15 @@ async def test_what_was_stored_is_opened_again(tmp_path: Path, folder: Path, mon
     monkeypatch.setattr("shoal.backends.local.compile.compare", None)
     async with opened(tmp_path, f"m=file:{folder}") as gateway:
         assert facts_of(gateway) == first
-        assert np.array_equal((await embed(gateway, [*TEXTS, *PICTURES])).vectors, vectors)
+        assert np.array_equal((await embed(gateway, [*TEXTS, *IMAGES])).vectors, vectors)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"precision": "int8"}, "is for models of texts alone"), ({"precision": "fp16"}, "is for models of texts alone")],
+    [({"precision": "int8"}, "is for text-only models"), ({"precision": "fp16"}, "is for text-only models")],
 )
 async def test_a_failed_load_has_a_reason(tmp_path: Path, folder: Path, settings: dict[str, Any], message: str) -> None:
-    """By name, with what to do."""
+    """The error names the setting to change."""
     async with opened(tmp_path, f"m=file:{folder}", **settings) as gateway:
         error = gateway.model("m").error
         assert error is not None
@@ -159,11 +159,11 @@ async def test_a_failed_load_has_a_reason(tmp_path: Path, folder: Path, settings
 
 
 async def test_replicas_are_one_model(tmp_path: Path, folder: Path) -> None:
-    """Two of the same share the work; two that differ are refused."""
+    """Equal models share the work; different ones are rejected."""
     same = await asyncio.to_thread(written, tmp_path / "same")
     other = await asyncio.to_thread(written, tmp_path / "other", scale=2.0)
     async with opened(tmp_path, f"m=file:{folder},file:{same}") as gateway:
-        assert (await embed(gateway, ["a", PICTURES[0]])).vectors.shape == (2, 8)
+        assert (await embed(gateway, ["a", IMAGES[0]])).vectors.shape == (2, 8)
     async with opened(tmp_path, f"m=file:{folder},file:{other}") as gateway:
         error = gateway.model("m").error
         assert error is not None
@@ -172,8 +172,8 @@ async def test_replicas_are_one_model(tmp_path: Path, folder: Path) -> None:
             await embed(gateway, ["a"])
 
 
-async def test_batches_of_pictures_may_take_longer(tmp_path: Path, folder: Path) -> None:
-    """Than those of texts: one picture alone may take all the time that a batch of texts has."""
+async def test_batches_of_images_may_take_longer(tmp_path: Path, folder: Path) -> None:
+    """Image batches have a longer time limit than text batches."""
     async with opened(tmp_path, f"m=file:{folder}", max_batch_ms=25) as gateway:
         runner = gateway.registry.find("m").ready_runner()
         assert isinstance(runner, DualEncoderRunner)
@@ -182,9 +182,9 @@ async def test_batches_of_pictures_may_take_longer(tmp_path: Path, folder: Path)
 
 
 async def test_one_cache_for_both(tmp_path: Path, folder: Path) -> None:
-    """What was asked before is not computed again, be it text or picture."""
+    """Cached texts and images are not computed again."""
     async with opened(tmp_path, f"m=file:{folder}", cache_mb=8, cache_disk_mb=8) as gateway:
-        inputs: list[Item] = ["a cat", PICTURES[0]]
+        inputs: list[Item] = ["a cat", IMAGES[0]]
         first = await embed(gateway, inputs)
         again = await embed(gateway, inputs)
         assert (first.facts.cached, again.facts.cached) == (0, 2)

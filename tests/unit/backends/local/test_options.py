@@ -1,4 +1,4 @@
-"""How the processor is divided."""
+"""Planning streams and threads."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ from shoal.backends.local.options import MAX_STREAMS, plan_threads
     ],
 )
 def test_layout_fills_in_zeros_only(requested: tuple[int, int], cores: int, expected: tuple[int, int]) -> None:
-    """What is configured stands; the rest comes from the cores, a thread a stream at least."""
+    """Configured values are kept; zeros are filled from the cores, with at least one thread per stream."""
     assert plan_threads(*requested, cores) == expected

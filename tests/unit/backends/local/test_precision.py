@@ -1,4 +1,4 @@
-"""What `auto` asks of 16 bits: the figures of a comparison, and which of them decide."""
+"""The comparison figures of 16-bit precisions, and the bounds that `auto` applies."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SOUND = {"mean_cosine": 0.99999, "low_cosine": 0.9999, "spearman": 0.9999, "neig
 
 
 def vectors(rows: int = 300, width: int = 64) -> Array:
-    """Random directions around a common one, as embeddings lie."""
+    """Return random directions around a common one, like embeddings."""
     random = np.random.default_rng(1)
     found: Array = random.standard_normal((rows, width)) + 0.5 * random.standard_normal(width)
     return found
 
 
 def moved(exact: Array, by: float) -> Array:
-    """Rows that differ by a part of their length."""
+    """Return the rows moved by a fraction of their length."""
     noise = np.random.default_rng(2).standard_normal(exact.shape)
     lengths = np.linalg.norm(exact, axis=-1) / np.linalg.norm(noise, axis=-1)
     found: Array = exact + by * noise * lengths[:, np.newaxis]
@@ -44,7 +44,7 @@ def moved(exact: Array, by: float) -> Array:
 
 class TestChoice:
     def test_one_odd_text_decides_nothing(self) -> None:
-        """One short text whose cosine is far below all others leaves the choice, and the mean says little of it."""
+        """A single short text with a far lower cosine does not change the choice."""
         exact = vectors()
         fast = moved(exact, 0.003)
         fast[7] = moved(exact, 0.2)[7]
@@ -54,19 +54,19 @@ class TestChoice:
 
     @pytest.mark.parametrize(("by", "agrees"), [(0.002, True), (0.01, True), (0.07, False), (0.3, False)])
     def test_how_far_vectors_may_move(self, by: float, agrees: bool) -> None:
-        """The bounds lie where order and neighbors begin to suffer, far from either of the models that are known."""
+        """The bounds are where order and neighbors begin to change, far from the measured models."""
         exact = vectors()
         assert PrecisionCheck("", figures=compare_vectors([exact], [moved(exact, by)])).agrees is agrees
 
     @pytest.mark.parametrize("name", MIN_FIGURES)
     def test_every_figure_of_vectors_counts(self, name: str) -> None:
-        """Each alone is enough for f32, and is told first, beside its bound."""
+        """Any single failed figure selects f32, and comes first in the reason, with its bound."""
         assert PrecisionCheck("", figures={**SOUND, name: MIN_FIGURES[name]}).agrees
         found = PrecisionCheck("", figures={**SOUND, name: MIN_FIGURES[name] - 1e-6})
         assert not found.agrees
         words = name.replace("_", " ")
         assert found.reason.startswith(
-            f"bf16 beside f32: {words} {MIN_FIGURES[name] - 1e-6:.6f} < {MIN_FIGURES[name]:g}, "
+            f"bf16 compared with f32: {words} {MIN_FIGURES[name] - 1e-6:.6f} < {MIN_FIGURES[name]:g}, "
         )
 
     @pytest.mark.parametrize("name", MAX_FIGURES)
@@ -75,7 +75,7 @@ class TestChoice:
         assert PrecisionCheck("", figures={**sound, name: MAX_FIGURES[name]}).agrees
         found = PrecisionCheck("", "fp16", {**sound, name: MAX_FIGURES[name] * 1.01})
         assert not found.agrees
-        assert found.reason.startswith("fp16 beside f32: ")
+        assert found.reason.startswith("fp16 compared with f32: ")
         assert f"> {MAX_FIGURES[name]:g}" in found.reason
 
     @pytest.mark.parametrize("figures", [{}, {**SOUND, "mean_cosine": float("nan")}])
@@ -85,7 +85,7 @@ class TestChoice:
 
 class TestVectors:
     def test_order_and_neighbors_are_of_pairs(self) -> None:
-        """Vectors that all lie close together keep their cosine when they are mixed up; their order does not."""
+        """Shuffling close vectors keeps their cosine, but not their order."""
         exact = vectors() * 0.001
         exact[:, 0] += 1.0
         mixed = exact[::-1].copy()
@@ -95,33 +95,33 @@ class TestVectors:
         assert found["neighbors"] < 0.5
 
     def test_few_rows_have_no_count_of_neighbors(self) -> None:
-        """One tie of eight pictures would be a quarter of them."""
+        """Neighbors are not counted for few rows: one tie among eight images would be a quarter."""
         exact = vectors(MIN_NEIGHBOR_ROWS)
         assert "neighbors" in compare_vectors([exact], [exact])
         assert "neighbors" not in compare_vectors([exact[1:]], [exact[1:]])
 
     def test_rows_of_zeros_say_nothing(self) -> None:
-        """Two of them agree; where there is nothing else, nothing was compared."""
+        """Two rows of zeros agree; without any other row there are no figures."""
         zero, one = np.zeros((1, 2)), np.ones((1, 2))
         assert compare_vectors([zero, one], [zero, one])["mean_cosine"] == pytest.approx(1.0)
         assert compare_vectors([zero], [zero]) == compare_vectors([], []) == {}
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, 0.0])
     def test_rows_that_have_no_direction_never_agree(self, bad: float) -> None:
-        """NaN, infinity, and zeros on one side alone."""
+        """NaN, infinity, or zeros on only one side give zero for all figures."""
         exact = vectors()
         fast = exact.copy()
         fast[3] = bad
         assert compare_vectors([exact], [fast]) == dict.fromkeys(MIN_FIGURES, 0.0)
 
     def test_the_worst_output_counts(self) -> None:
-        """Each of its figures, of whichever output is worst in it."""
+        """Each figure is that of the output with the worst value."""
         exact = vectors(40, 4)
         fine, bad = {"a": exact, "b": exact}, {"a": exact, "b": moved(exact, 0.2)}
         assert compare([fine], [bad], SPEC) == compare_vectors([exact], [bad["b"]])
 
     def test_weights_of_tokens_are_not_compared_with_one_another(self) -> None:
-        """They are widened to one width, and the places of two texts have nothing in common."""
+        """Token weights are padded to one width but not ranked: positions of different texts are not comparable."""
         spec = msgspec.structs.replace(SPEC, sparse=SparseSpec(output="w", per="token"))
         batches = [{"w": np.ones((2, 3))}, {"w": np.ones((2, 5))}]
         assert compare(batches, batches, spec) == pytest.approx({"mean_cosine": 1.0, "low_cosine": 1.0})
@@ -140,7 +140,7 @@ class TestVectors:
 def test_scores_differ_by_their_range_or_by_what_users_see(
     activation: Activation, left: list[list[float]], right: list[list[float]], difference: float
 ) -> None:
-    """Saturated scores hide what raw ones and orders would show, so that logits count as well."""
+    """Saturated scores hide differences, so logits are compared as well."""
     a, b = ([np.array([row], np.float32) for row in rows] for rows in (left, right))
     assert compare_scores(a, b, activation)["mean_difference"] == pytest.approx(difference, rel=1e-4, abs=1e-7)
 
@@ -148,7 +148,7 @@ def test_scores_differ_by_their_range_or_by_what_users_see(
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("activation", ["identity", "sigmoid", "softmax"])
 def test_scores_that_are_not_finite_are_beyond_any_bound(activation: Activation, bad: float) -> None:
-    """On either side, and as a number that JSON has."""
+    """A non-finite score on either side gives NOT_FINITE, which JSON can represent."""
     fine, broken = [np.ones((1, 2), np.float32)], [np.full((1, 2), bad, np.float32)]
     for found in (compare_scores(fine, broken, activation), compare_scores(broken, fine, activation)):
         assert found == dict.fromkeys(MAX_FIGURES, NOT_FINITE)
@@ -156,7 +156,7 @@ def test_scores_that_are_not_finite_are_beyond_any_bound(activation: Activation,
 
 
 def test_scores_keep_their_order() -> None:
-    """Logits that all move little, of texts whose logits hardly differ, change places."""
+    """Small changes of nearly equal logits lower the rank correlation."""
     exact = np.linspace(0.0, 0.001, 300)[:, None]
     exact[0], exact[-1] = -1.0, 1.0
     fast = exact + np.random.default_rng(3).normal(0, 0.001, exact.shape)
@@ -167,7 +167,7 @@ def test_scores_keep_their_order() -> None:
 
 
 def test_padding_is_not_judged() -> None:
-    """Of late interaction the tokens that are none; weights of padding are zero; pooled tokens do not count."""
+    """Padding is left out of multi-vectors, token weights of padding are zero, and pooled tokens are not compared."""
     spec = msgspec.structs.replace(
         SPEC, multi=MultiSpec(dimension=3), sparse=SparseSpec(output="token_weights", per="token")
     )
@@ -182,7 +182,7 @@ def test_padding_is_not_judged() -> None:
 
 
 def test_a_large_model_is_compared_with_fewer_samples() -> None:
-    """Evenly spaced ones, FEWEST at least; a small one with all of them."""
+    """A large model gets evenly spaced samples, at least MIN_SAMPLES; a small one gets all."""
     samples = [{"ids": np.arange(32 * 10).reshape(32, 10)} for _ in range(10)]
     tokens = 32 * 10 * 10
     assert limit_samples(samples, MAX_COMPARE_COST // tokens) == samples

@@ -1,4 +1,4 @@
-"""Buckets, the order of warming, and the fitted cost."""
+"""Shape buckets, warm-up order and the fitted cost model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.core.protocols import CostModel
 
 
 def test_the_buckets_of_the_default_limits() -> None:
-    """The ladders as documented: lengths within an eighth of each other, sizes within a quarter."""
+    """Buckets match the documentation: lengths grow by at most an eighth, sizes by a quarter."""
     short = (8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 64)
     assert length_buckets(144) == (*short, 72, 80, 88, 96, 104, 112, 120, 128, 144)
     assert size_buckets(64) == (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
@@ -21,7 +21,7 @@ def test_the_buckets_of_the_default_limits() -> None:
 
 @given(first=st.integers(1, 64), step=st.integers(1, 8), last=st.integers(1, 10_000), parts=st.sampled_from([4, 8]))
 def test_a_ladder_ends_at_its_last_and_wastes_little(first: int, step: int, last: int, parts: int) -> None:
-    """It ascends to exactly `last`, and a rung is never more than its part, or the least step, above the one below."""
+    """Rungs ascend to exactly `last`, and each step is at most the fraction or the minimum step."""
     rungs = ladder(first, step, last, parts)
     assert rungs[-1] == last
     assert rungs[0] == min(first, last)
@@ -29,7 +29,7 @@ def test_a_ladder_ends_at_its_last_and_wastes_little(first: int, step: int, last
 
 
 def test_shapes_come_cheapest_first_within_the_limit() -> None:
-    """Every pair of size and length up to the token limit, ascending in tokens."""
+    """All pairs of size and length within the token limit are listed, fewest tokens first."""
     found = shapes((8, 16), (1, 2, 4), 32)
     assert found == [Shape(1, 8), Shape(1, 16), Shape(2, 8), Shape(2, 16), Shape(4, 8)]
 
@@ -40,7 +40,7 @@ def test_shapes_come_cheapest_first_within_the_limit() -> None:
     tokens=st.sets(st.integers(1, 4096), min_size=2, max_size=20),
 )
 def test_the_fit_finds_a_line(fixed: float, per_token: float, tokens: set[int]) -> None:
-    """Times that lie on a line give that line back."""
+    """Linear times are fitted exactly."""
     fitted = fit_cost([(count, fixed + per_token * count) for count in tokens])
     for count in tokens:
         assert fitted.seconds(count) == pytest.approx(fixed + per_token * count, rel=1e-3)
@@ -48,7 +48,7 @@ def test_the_fit_finds_a_line(fixed: float, per_token: float, tokens: set[int]) 
 
 @given(st.lists(st.tuples(st.integers(1, 4096), st.floats(1e-6, 10)), min_size=1, max_size=20))
 def test_the_fit_is_never_negative(samples: list[tuple[int, float]]) -> None:
-    """However odd the times, neither part of the cost is below zero, and a batch costs something."""
+    """For any times, neither coefficient is negative, and the cost of a batch is above zero."""
     fitted = fit_cost(samples)
     assert fitted.fixed >= 0
     assert fitted.per_token >= 0
@@ -56,13 +56,13 @@ def test_the_fit_is_never_negative(samples: list[tuple[int, float]]) -> None:
 
 
 def test_small_batches_count_as_much_as_large_ones() -> None:
-    """Ten per cent of noise on large batches does not hide what a small one takes."""
+    """10% noise on large batches does not hide the cost of a small one."""
     fitted = fit_cost([(8, 0.0018), (16, 0.0026), (2048, 0.2058 * 0.9), (4096, 0.4106 * 1.1)])
     assert fitted.seconds(8) == pytest.approx(0.0018, rel=0.05)
 
 
 def test_without_samples_the_cost_is_the_model_s_own_guess() -> None:
-    """Nothing measured, nothing claimed."""
+    """Without samples the cost model is the default."""
     assert fit_cost([]) == CostModel()
 
 
@@ -76,7 +76,7 @@ def run_all(warm: WarmUp, cost: CostModel) -> list[Shape]:
 
 
 def test_warming_probes_first_then_goes_from_cheap_to_dear() -> None:
-    """The probes span the range before anything else; both parts ascend; each shape is run once."""
+    """Probes come first; probes and other shapes both ascend in cost; each shape is returned once."""
     plan = shapes(length_buckets(64), size_buckets(16), 1024)
     order = run_all(WarmUp(plan, 10.0), CostModel(0.001, 0.0001))
     probes = [shape for shape in order if is_probe(shape)]
@@ -88,7 +88,7 @@ def test_warming_probes_first_then_goes_from_cheap_to_dear() -> None:
 
 
 def test_warming_stops_at_the_time_limit() -> None:
-    """A shape that is predicted to take longer than a batch may is left alone, and all others are not."""
+    """Only shapes with a predicted time over the limit are skipped."""
     plan = shapes(length_buckets(512), size_buckets(64), 16384)
     warm = WarmUp(plan, 0.040)
     order = run_all(warm, CostModel(0.001, 0.0001))
@@ -98,13 +98,13 @@ def test_warming_stops_at_the_time_limit() -> None:
 
 
 def test_the_first_probe_of_a_huge_model_is_the_last() -> None:
-    """A model of which the smallest batch is over the limit is timed once and warmed no further."""
+    """If the smallest batch exceeds the limit, it is the only shape run."""
     plan = shapes(length_buckets(512), size_buckets(64), 16384)
     assert run_all(WarmUp(plan, 0.040), CostModel(0.0, 0.1)) == [Shape(1, 8)]
 
 
 def test_the_first_run_of_a_shape_teaches_nothing() -> None:
-    """The time with the making of kernels in it does not enter the cost."""
+    """The first run, which compiles kernels, does not count in the cost."""
     warm = WarmUp([Shape(1, 8), Shape(1, 16)], 10.0)
     warm.record(Shape(1, 8), [9.0, 0.002, 0.003])
     warm.record(Shape(1, 16), [9.0, 0.003])

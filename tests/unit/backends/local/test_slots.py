@@ -1,4 +1,4 @@
-"""Batches in flight: who waits, who is told what, and when a worker is free again."""
+"""Batches in flight: waiting, errors, deadlines, cancellation and free workers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def begin(slots: Slots, seconds: float = 30.0) -> asyncio.Task[Outputs]:
 
 
 async def ticks(count: int = 5) -> None:
-    """Let everything that is ready run."""
+    """Let all ready callbacks run."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def test_a_batch_is_answered_and_its_worker_freed() -> None:
-    """The outputs come back under the names asked for, and the slot is free."""
+    """The outputs have the requested names, and the slot is free."""
     worker = StepWorker()
     slots = Slots([worker])
     task = begin(slots)
@@ -38,7 +38,7 @@ async def test_a_batch_is_answered_and_its_worker_freed() -> None:
 
 
 async def test_batches_beyond_the_workers_wait_their_turn() -> None:
-    """The third batch of two workers starts when one of them is free."""
+    """With two workers, the third batch starts when one of them is free."""
     workers = [StepWorker(), StepWorker()]
     slots = Slots(workers)
     tasks = [begin(slots) for _ in range(3)]
@@ -64,7 +64,7 @@ async def test_batches_beyond_the_workers_wait_their_turn() -> None:
 async def test_errors_cross_by_the_table_and_free_the_worker(
     when: str, error: Exception, kind: type[Exception]
 ) -> None:
-    """Whenever a worker raises, the caller gets Shoal's error with the cause, and the next batch runs."""
+    """A worker's error is raised as Shoal's error with its cause, and the next batch runs."""
     worker = StepWorker(at_once=True)
     slots = Slots([worker])
     worker.refuse, worker.error = (error, None) if when == "start" else (None, error)
@@ -76,7 +76,7 @@ async def test_errors_cross_by_the_table_and_free_the_worker(
 
 
 async def test_the_deadline_answers_at_once_and_keeps_the_worker() -> None:
-    """The caller hears DeadlineExceeded while the engine is busy; nobody else gets that worker before it is done."""
+    """The caller gets DeadlineExceeded while the engine is busy; the worker stays taken until it is done."""
     worker = StepWorker()
     slots = Slots([worker])
     with pytest.raises(DeadlineExceeded):
@@ -93,7 +93,7 @@ async def test_the_deadline_answers_at_once_and_keeps_the_worker() -> None:
 
 
 async def test_a_deadline_in_the_past_starts_nothing() -> None:
-    """What can only be late is not computed."""
+    """A batch with a past deadline is not started."""
     worker = StepWorker()
     with pytest.raises(DeadlineExceeded):
         await begin(Slots([worker]), -1.0)
@@ -101,7 +101,7 @@ async def test_a_deadline_in_the_past_starts_nothing() -> None:
 
 
 async def test_the_deadline_holds_while_waiting_for_a_worker() -> None:
-    """A batch that never got a worker ends with DeadlineExceeded too, and takes none with it."""
+    """A batch still waiting for a worker ends with DeadlineExceeded and takes no worker."""
     worker = StepWorker()
     slots = Slots([worker])
     first = begin(slots)
@@ -114,7 +114,7 @@ async def test_the_deadline_holds_while_waiting_for_a_worker() -> None:
 
 
 async def test_cancelling_waits_until_the_worker_is_free() -> None:
-    """However often it is cancelled, the call ends only when the engine is done with the batch."""
+    """A call that is cancelled repeatedly ends only when the worker is done with the batch."""
     worker = StepWorker()
     slots = Slots([worker])
     task = begin(slots)
@@ -131,7 +131,7 @@ async def test_cancelling_waits_until_the_worker_is_free() -> None:
 
 
 async def test_cancelling_a_waiting_batch_is_immediate() -> None:
-    """A batch without a worker has nothing to wait for."""
+    """A cancelled batch without a worker ends immediately."""
     worker = StepWorker()
     slots = Slots([worker])
     first = begin(slots)
@@ -147,7 +147,7 @@ async def test_cancelling_a_waiting_batch_is_immediate() -> None:
 
 
 async def test_drained_waits_for_batches_that_nobody_waits_for() -> None:
-    """A batch whose caller gave up still counts until the engine is free of it."""
+    """A batch whose caller gave up still counts until its worker is done."""
     worker = StepWorker()
     slots = Slots([worker])
     with pytest.raises(DeadlineExceeded):
@@ -160,7 +160,7 @@ async def test_drained_waits_for_batches_that_nobody_waits_for() -> None:
 
 
 def test_a_batch_that_outlives_its_loop_ends_quietly() -> None:
-    """An engine that finishes after the loop is closed tells nobody and raises nothing on its own thread."""
+    """A worker that finishes after the loop is closed raises nothing on its thread."""
     worker = StepWorker()
 
     async def abandon() -> None:

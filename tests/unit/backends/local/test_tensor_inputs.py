@@ -1,4 +1,4 @@
-"""Inputs that fit a graph, and those that do not."""
+"""Checking inputs against a graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def batch(rows: int = 2, length: int = 3) -> dict[str, Array]:
 
 
 def test_fitting_arrays_are_not_copied() -> None:
-    """What has the right type and layout goes to the engine as it is."""
+    """Arrays of the right type and layout are passed on unchanged."""
     inputs = batch()
     feeds = check_inputs(inputs, PORTS, 512)
     assert all(feeds[name] is inputs[name] for name in inputs)
@@ -26,7 +26,7 @@ def test_fitting_arrays_are_not_copied() -> None:
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8])
 def test_narrower_integers_are_widened(dtype: type[np.generic]) -> None:
-    """Ids of a narrower integer type are the same ids."""
+    """Ids of a narrower integer type are accepted and widened."""
     feeds = batch() | {"ids": np.array([[1, 2, 3], [4, 5, 6]], dtype=dtype)}
     assert check_inputs(feeds, PORTS, 512)["ids"].dtype == np.int64
 
@@ -44,17 +44,17 @@ def test_views_and_frozen_arrays_are_made_contiguous_and_writeable() -> None:
     ("changed", "param", "words"),
     [
         ({"mask": None}, "mask", "is missing"),
-        ({"extra": np.ones((2, 3), dtype=np.int64)}, "extra", "it takes ids, mask"),
-        ({"ids": np.ones(3, dtype=np.int64)}, "ids", r"takes the shape \[any, any\], not \[3\]"),
+        ({"extra": np.ones((2, 3), dtype=np.int64)}, "extra", "its inputs are ids, mask"),
+        ({"ids": np.ones(3, dtype=np.int64)}, "ids", r"must have the shape \[any, any\] \(got \[3\]\)"),
         ({"ids": np.ones((0, 3), dtype=np.int64)}, "ids", "is empty"),
-        ({"ids": np.ones((2, 3))}, "ids", "takes int64, not float64"),
-        ({"ids": np.array([["a"]])}, "ids", "takes int64"),
+        ({"ids": np.ones((2, 3))}, "ids", r"must be int64 \(got float64\)"),
+        ({"ids": np.array([["a"]])}, "ids", "must be int64"),
         ({"ids": np.ones((1, 3), dtype=np.int64)}, None, "ids 1, mask 2"),
         ({"ids": np.ones((2, 4), dtype=np.int64)}, None, "ids 4, mask 3"),
     ],
 )
 def test_each_misfit_is_named(changed: dict[str, Array | None], param: str | None, words: str) -> None:
-    """An input that cannot be run is refused by its name, with what the graph takes."""
+    """The error names the invalid input and what the graph takes."""
     feeds = {name: array for name, array in (batch() | changed).items() if array is not None}
     with pytest.raises(InputRejected, match=words) as caught:
         check_inputs(feeds, PORTS, 512)
@@ -62,14 +62,14 @@ def test_each_misfit_is_named(changed: dict[str, Array | None], param: str | Non
 
 
 def test_inputs_end_at_the_model_s_length() -> None:
-    """The longest length passes; one token more is refused."""
+    """The maximum length passes; one token more is rejected."""
     assert check_inputs(batch(1, 3), PORTS, 3)["ids"].shape == (1, 3)
     with pytest.raises(InputRejected, match="at most 3 tokens"):
         check_inputs(batch(1, 4), PORTS, 3)
 
 
 def test_a_fixed_axis_must_match() -> None:
-    """An axis that the graph fixes takes that size only."""
+    """A fixed axis of the graph accepts only its own size."""
     port = Port("pixels", np.dtype(np.float32), (None, 3, 4))
     assert check_inputs({"pixels": np.ones((5, 3, 4), dtype=np.float64)}, [port], 512)["pixels"].dtype == np.float32
     with pytest.raises(InputRejected, match=r"\[any, 3, 4\]"):
@@ -77,7 +77,7 @@ def test_a_fixed_axis_must_match() -> None:
 
 
 def test_examples_fit_their_ports() -> None:
-    """What is made for timing passes the check that real inputs pass, fixed axes included."""
+    """Example inputs pass the input check, including fixed axes."""
     ports = (*PORTS, Port("scale", np.dtype(np.float32), (None,)), Port("pixels", INT, (None, 3)))
     feeds = check_inputs(make_example(ports, 4, 7), ports, 7)
     assert [array.shape for array in feeds.values()] == [(4, 7), (4, 7), (4,), (4, 3)]

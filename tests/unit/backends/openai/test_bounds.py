@@ -102,7 +102,7 @@ class TestHostileServers:
             name: np.array([side[at] for side in sides], dtype=object) for at, name in enumerate(("text", "pair"))
         }
         try:
-            with pytest.raises(UpstreamFailed, match=r"answered more (than \d+ bytes|rows, or numbers)"):
+            with pytest.raises(UpstreamFailed, match=r"returned more (than \d+ bytes|rows or numbers)"):
                 await engine.infer(inputs, engine.facts.outputs[:1], {}, time.monotonic() + 10)
         finally:
             await engine.aclose()

@@ -113,7 +113,7 @@ class TestBatches:
             if body["encoding_format"] != "float":
                 await answer({"error": {"message": "encoding_format: unsupported value"}}, 400)(exchange)
             else:
-                await answer(server.embedded(body))(exchange)
+                await answer(server.embeddings_reply(body))(exchange)
 
         server.on("/embeddings", picky)
         for _ in range(2):
@@ -167,7 +167,7 @@ class TestBatches:
                 message = f"batch size {len(body['input'])} > maximum allowed batch size 2"
                 await answer({"message": message, "code": 422}, 422)(exchange)
             else:
-                await answer(server.embedded(body))(exchange)
+                await answer(server.embeddings_reply(body))(exchange)
 
         server.on("/embeddings", small)
         assert np.array_equal(await ask(engine, *"abcde"), np.stack([vector_of(text) for text in "abcde"]))
@@ -339,7 +339,7 @@ class TestFailures:
 
         async def waits(exchange: Exchange) -> None:
             await go.wait()
-            await answer(server.embedded(exchange.request.json))(exchange)
+            await answer(server.embeddings_reply(exchange.request.json))(exchange)
 
         server.on("/embeddings", waits)
         task = asyncio.create_task(ask(engine, "a"))

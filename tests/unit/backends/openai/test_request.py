@@ -37,7 +37,7 @@ class TestChat:
 
     def test_parts_that_only_a_passed_on_body_can_hold(self) -> None:
         parts = [Part(text="what?"), Part(type="other", kind="input_audio")]
-        with pytest.raises(Unsupported, match="'input_audio' go on only as they came"):
+        with pytest.raises(Unsupported, match="cannot convert parts of type 'input_audio'"):
             body(messages=[Message(role="user", content=parts)])
 
     def test_messages(self) -> None:

@@ -142,7 +142,7 @@ class TestRequests:
     async def test_unsupported_requests(self, runner: UpstreamRunner) -> None:
         with pytest.raises(Malformed):
             await chunks_of(runner, typed(raw=("openai.chat", b"[]")))
-        with pytest.raises(Unsupported, match="does nothing else"):
+        with pytest.raises(Unsupported, match="only generates text"):
             await runner.run(Embed(model="mine", inputs=["a"]), context())
 
 
@@ -165,7 +165,7 @@ class TestWholeAnswers:
         ("script", "words"),
         [
             (answer(b"<html>"), "invalid JSON"),
-            (answer(b"{}", content_type="text/event-stream"), "was asked for one answer"),
+            (answer(b"{}", content_type="text/event-stream"), "a stream instead of one body"),
             (answer(b"", 201), "status 201"),
             (answer(b'{"x":"' + b"y" * 2000 + b'"}'), "more than 1000 bytes"),
         ],
@@ -338,7 +338,7 @@ class TestStreams:
         assert isinstance(error, TransportFailed)
 
     async def test_every_stream_of_a_server_breaks(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
-        """A first chunk is no success: the server is ejected in the end."""
+        """A first chunk does not count as success: the server is ejected in the end."""
         server.on("/chat/completions", stream(delta()))
         for _ in range(MAX_FAILURES):
             await broken(runner, streaming())
@@ -380,7 +380,7 @@ class TestStreams:
 
     async def test_an_answer_that_is_no_stream(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         server.on("/chat/completions", answer({"choices": []}))
-        with pytest.raises(UpstreamFailed, match="was asked for a stream"):
+        with pytest.raises(UpstreamFailed, match="instead of a stream"):
             await chunks_of(runner, streaming())
 
 

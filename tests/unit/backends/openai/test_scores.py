@@ -115,7 +115,7 @@ class TestClasses:
         assert labels.class_names == ("LABEL_0", "b")
         await self.read(calls, [{"label": "a", "probs": [0.5, 0.5]}])
         assert labels.class_names == ("a", "b")
-        with pytest.raises(UpstreamFailed, match="3 labels, and the model has 2"):
+        with pytest.raises(UpstreamFailed, match="3 labels, but the model has 2"):
             await self.read(calls, [{"label": "a", "probs": [0.5, 0.25, 0.25]}])
 
     async def test_scores_by_name(self) -> None:
@@ -124,9 +124,9 @@ class TestClasses:
         row = [{"label": f"LABEL_{number}", "score": number / 16} for number in (10, 9, 2)]
         assert await self.read(calls, [row]) == [[0.125, 0.5625, 0.625]]
         assert labels.class_names == ("LABEL_2", "LABEL_9", "LABEL_10")
-        with pytest.raises(UpstreamFailed, match="different labels than LABEL_2"):
+        with pytest.raises(UpstreamFailed, match="labels other than LABEL_2"):
             await self.read(calls, [row[:2]])
-        with pytest.raises(UpstreamFailed, match="different labels than LABEL_2"):
+        with pytest.raises(UpstreamFailed, match="labels other than LABEL_2"):
             await self.read(calls, [[*row[:2], row[0]]])
 
     async def test_names_that_are_known(self) -> None:

@@ -1,4 +1,4 @@
-"""Arrays from bodies of answers."""
+"""Decoding of answers into arrays."""
 
 from __future__ import annotations
 

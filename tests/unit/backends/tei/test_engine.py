@@ -233,7 +233,7 @@ class TestFailures:
         async with FakeTei(Script(kind="classifier")) as server:
             engine = await engine_of(server)
             server.change(misbehaves="labels")
-            with pytest.raises(UpstreamFailed, match=r"other labels than its model has \(LABEL_0, LABEL_1"):
+            with pytest.raises(UpstreamFailed, match=r"labels other than its model's \(LABEL_0, LABEL_1"):
                 await ask(engine, ["a"], "scores")
             await close(engine)
 

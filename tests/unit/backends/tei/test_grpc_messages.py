@@ -128,7 +128,7 @@ async def test_answers_that_are_none(name: str, answers: list[Any]) -> None:
 
 
 async def test_vectors_that_are_half_a_number() -> None:
-    with pytest.raises(UpstreamFailed, match="of several lengths, or of none"):
+    with pytest.raises(UpstreamFailed, match="that are empty or of different lengths"):
         await messages.to_array("embedding", [pb.EmbedResponse(embeddings=b"12345")], SHAPE, WHERE)
 
 

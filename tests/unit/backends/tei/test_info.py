@@ -89,21 +89,21 @@ def test_a_class_of_any_number() -> None:
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_key_that_is_refused(status: int) -> None:
-    with pytest.raises(ConfigError, match="the operator sets upstream_api_key"):
+    with pytest.raises(ConfigError, match="the operator must set upstream_api_key"):
         parse_info(card(status), WHERE)
 
 
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (card(404), "this is no text-embeddings-inference server"),
+        (card(404), "this is not a text-embeddings-inference server"),
         (card(302), "check the address"),
-        (Answer(200, {}, b"<html>"), "not a card"),
-        (Answer(200, {}, b"{}"), "not a card"),
-        (Answer(200, {}, b"[" * 5000), "not a card"),
-        (card(max_client_batch_size=0), "not a card"),
-        (card(model_type={"oracle": {}}), "no model_type that is known"),
-        (card(model_type={"classifier": {}}), "needs id2label"),
+        (Answer(200, {}, b"<html>"), "not an info"),
+        (Answer(200, {}, b"{}"), "not an info"),
+        (Answer(200, {}, b"[" * 5000), "not an info"),
+        (card(max_client_batch_size=0), "not an info"),
+        (card(model_type={"oracle": {}}), "no known model_type"),
+        (card(model_type={"classifier": {}}), "add id2label"),
         (card(model_type={"classifier": {"id2label": {"0": "a", "1": "a"}}}), "the same name"),
     ],
 )

@@ -9,7 +9,7 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 
 from shoal.backends.base.protocol_compile import compile_proto
 from shoal.backends.tei import tei_pb2 as pb
-from tests.fakes.tei_wire import PROTO, compiled
+from tests.fakes.tei_wire import PROTO, compile_wire
 
 OURS = Path(pb.__file__).with_name("tei.proto")
 AS_BYTES = {"EmbedResponse.embeddings", "TokenEmbedding.embeddings"}
@@ -34,7 +34,7 @@ def test_what_is_made_is_of_the_proto_as_it_is() -> None:
 
 def test_every_field_is_that_of_the_public_protocol() -> None:
     """The public protocol has more fields, which are skipped; vectors are read as raw bytes."""
-    theirs, own = dict(fields(compiled(PROTO))), dict(fields(compiled(OURS)))
+    theirs, own = dict(fields(compile_wire(PROTO))), dict(fields(compile_wire(OURS)))
     assert set(own) <= set(theirs)
     assert {name for name in own if own[name] != theirs[name]} == AS_BYTES
     for name in AS_BYTES:
@@ -44,5 +44,5 @@ def test_every_field_is_that_of_the_public_protocol() -> None:
 def test_the_type_stub_is_complete() -> None:
     """The type stub has every message."""
     stub = OURS.with_name("tei_pb2.pyi").read_text()
-    for message in compiled(OURS).message_type:
+    for message in compile_wire(OURS).message_type:
         assert f"class {message.name}(" in stub

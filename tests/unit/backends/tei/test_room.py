@@ -85,7 +85,7 @@ def test_sparse_vectors_fit() -> None:
     ],
 )
 def test_larger_answers_are_refused(limit: ResponseLimit, body: bytes) -> None:
-    with pytest.raises(UpstreamFailed, match="more rows, or numbers, than it was asked for"):
+    with pytest.raises(UpstreamFailed, match="more rows or numbers than were requested"):
         limit.check(body, WHERE)
 
 
@@ -123,7 +123,7 @@ class TestHostileServers:
         info = Info(kind=kinds.get(output, "embedding"), model_id="m", labels=("a", "b"), max_input_length=512)
         engine = TeiEngine(HttpLink(Client(server.base)), info, "m", admit=FakeAdmission(), serving=True)
         engine.dimension = 1024
-        with pytest.raises(UpstreamFailed, match=r"answered more (than \d+ bytes|rows, or numbers)"):
+        with pytest.raises(UpstreamFailed, match=r"returned more (than \d+ bytes|rows or numbers)"):
             await ask(engine, ["hi"], output)
         await close(engine)
 

@@ -19,7 +19,7 @@ from tests.fakes.tei_model import Script, dense_of, logits_of, sparse_of, tokens
 from tests.unit.backends.tei.open.kit import Open, embed, score, until
 
 FIRST = 2
-"""Calls before the model is open: the one that tells what its card leaves out, and the probe."""
+"""Calls before the model is open: one for the values that its info lacks, and the probe."""
 
 
 class TestOpening:
@@ -174,5 +174,5 @@ class TestReplicas:
         async with FakeTeiGrpc(Script(seed=1)) as other:
             runner = await opened(server, other)
             engine: Any = runner.lane.replicas[1].engine
-            await until(lambda: "vectors than its peers" in engine.reason)
+            await until(lambda: "vectors than the other replicas" in engine.reason)
             assert not engine.ready()

@@ -149,7 +149,7 @@ class TestFailures:
             ("short", "1 rows for 2 inputs"),
             ("empty", "0 rows for 2 inputs"),
             ("more", "more rows"),
-            ("ragged", "vectors of several lengths"),
+            ("ragged", "vectors that are empty or of different lengths"),
             ("garbage", "returned an invalid response"),
         ],
     )
@@ -165,7 +165,7 @@ class TestFailures:
         link = link_to(server)
         info = await link.info(time.monotonic() + 10)
         server.change(dimension=4096)
-        with pytest.raises(EngineFailed, match="more bytes, than it was asked for"):
+        with pytest.raises(EngineFailed, match="more rows or bytes than the limit"):
             await link.rows("embedding", ["a", "b"], {}, time.monotonic() + 10, ExpectedShape(info, 16))
         await link.aclose()
 
@@ -173,7 +173,7 @@ class TestFailures:
         link = link_to(server)
         info = await link.info(time.monotonic() + 10)
         monkeypatch.setattr(grpc_link, "MAX_ANSWER_BYTES", 150)
-        with pytest.raises(EngineFailed, match="ask for less at once"):
+        with pytest.raises(EngineFailed, match="send fewer inputs at once"):
             await link.rows("embedding", ["a", "b"], {}, time.monotonic() + 10, ExpectedShape(info, 16))
         await link.aclose()
 
@@ -181,7 +181,7 @@ class TestFailures:
         async with FakeTeiGrpc(Script(kind="classifier")) as server:
             engine = await engine_to(server)
             server.change(misbehaves="labels")
-            with pytest.raises(EngineFailed, match="other labels than its model has"):
+            with pytest.raises(EngineFailed, match="labels other than its model's"):
                 await ask(engine, ["a"], "scores")
             await close(engine)
 
@@ -288,7 +288,7 @@ class TestCards:
 
     @pytest.mark.parametrize(
         ("question", "misbehaves", "words"),
-        [("a", "short", "0 rows"), ("poison-item", "", "said no"), ("", "", "does not say what it serves: .*empty")],
+        [("a", "short", "0 rows"), ("poison-item", "", "said no"), ("", "", "does not report its model: .*empty")],
     )
     async def test_a_model_that_does_not_answer_yet(
         self, server: FakeTeiGrpc, monkeypatch: pytest.MonkeyPatch, question: str, misbehaves: str, words: str
@@ -320,7 +320,7 @@ class TestCards:
         """A gRPC server without this API is refused."""
         monkeypatch.setattr(grpc_link, "INFO", "/other.Info/Info")
         link = link_to(server)
-        with pytest.raises(ConfigError, match=r"is no gRPC server of .* tei\+http://HOST:PORT"):
+        with pytest.raises(ConfigError, match=r"is not a gRPC server of .* tei\+http://HOST:PORT"):
             await link.info(time.monotonic() + 10)
         await link.aclose()
 

@@ -1,8 +1,5 @@
-"""Writers that die: `python -m tests.unit.backends.triton.crash ROOT fresh|replace|remove`.
-
-Repeats one change of a repository in ROOT/0, ROOT/1, ..., in a process that dies just before its n-th step on the
-disk, until one gets to its end.
-"""
+"""Runs writers that die: `python -m tests.unit.backends.triton.crash ROOT fresh|replace|remove`. It repeats one change
+of a repository in ROOT/0, ROOT/1, ...; the n-th process dies before its n-th disk operation, until one completes."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ DIED = 9
 
 
 def die_at(step: int) -> None:
-    """No `finally` runs, as with kill -9."""
+    """Die without running `finally` blocks, as with kill -9."""
     steps = count()
 
     def on(event: str, arguments: tuple[Any, ...]) -> None:

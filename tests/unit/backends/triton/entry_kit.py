@@ -19,7 +19,8 @@ SPEC = TextSpec(
 
 
 def entry(folder: Path, name: str = "org/mini", *, graph: bytes = b"graph", **fields: Any) -> EntrySpec:
-    """An entry whose files are written to `folder`; `options` as a dict, all else as EntrySpec's fields."""
+    """Return an entry whose files are written to `folder`; `options` as a dict, everything else as EntrySpec's
+    fields."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.onnx").write_bytes(graph)
     (folder / "tokenizer.json").write_text("{}")
@@ -34,7 +35,7 @@ def entry(folder: Path, name: str = "org/mini", *, graph: bytes = b"graph", **fi
 
 
 def tree(folder: Path) -> dict[str, bytes | str]:
-    """Every file and folder under `folder`: contents by path, links by where they lead."""
+    """Return every file and folder under `folder`: contents by path, and the targets of links."""
     found: dict[str, bytes | str] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

@@ -1,4 +1,4 @@
-"""A program with the command line and the gRPC readiness of tritonserver, that does what a test asks for."""
+"""A program with tritonserver's command line and gRPC readiness, which behaves as a test asks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
 class FakeServer:
-    """The program in `folder`; `starts` are the command lines that it was started with."""
+    """The program in `folder`; `starts` are its command lines so far."""
 
     def __init__(self, folder: Path, behaviour: str = "") -> None:
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""Triton's python backend as far as a model.py sees it: its module, requests, and how it starts a model."""
+"""Triton's python backend from a model.py's view: its module, requests, and how it starts a model."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Request:
 
 
 def backend() -> ModuleType:
-    """The module `triton_python_backend_utils`."""
+    """Make the module `triton_python_backend_utils`."""
     module: Any = ModuleType("triton_python_backend_utils")
     module.Tensor, module.TritonError, module.InferenceResponse = Tensor, TritonError, InferenceResponse
     module.TritonModelException = TritonModelException
@@ -70,7 +70,7 @@ def backend() -> ModuleType:
 
 
 def install(model: TritonModel, folder: Path) -> Path:
-    """Its version 1 in `folder`, without a repository around it."""
+    """Write a model's files into `folder`, without a repository around it; return its model.py."""
     for name, content in model.files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def install(model: TritonModel, folder: Path) -> Path:
 
 
 def load(monkeypatch: pytest.MonkeyPatch, program: Path) -> Any:
-    """The module model.py."""
+    """Import a model.py."""
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", backend())
     spec = importlib.util.spec_from_file_location("model", program)
     assert spec is not None
@@ -90,7 +90,7 @@ def load(monkeypatch: pytest.MonkeyPatch, program: Path) -> Any:
 
 
 def start(module: Any, model: TritonModel, *, instance: str = "CPU") -> Any:
-    """A TritonPythonModel, initialised as Triton does."""
+    """Return a TritonPythonModel, initialized as Triton does."""
     started = module.TritonPythonModel()
     config = MessageToDict(model.config, preserving_proto_field_name=True)
     kind, device = "model_instance_kind", "model_instance_device_id"

@@ -1,4 +1,4 @@
-"""Configurations of models as a Triton tells them, and what is detected in them."""
+"""Model configurations as Triton reports them, and their detected schemas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SENTENCE: Tensor = ("sentence_embedding", "FP32", [384])
 
 
 def config(inputs: Iterable[Tensor], outputs: Iterable[Tensor], *, size: int = 32, **more: Any) -> ModelConfig:
-    """`more` are fields of the configuration; `optional` names inputs that need not be filled."""
+    """Build a ModelConfig. `more`: its other fields; `optional`: names of optional inputs."""
     optional = more.pop("optional", ())
     return ModelConfig(
         name=more.pop("name", "m"),

@@ -1,4 +1,4 @@
-"""Folders that are built once: by one process, whole, or not at all."""
+"""Folders that are built once: by one process, completely or not at all."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_is_usable_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_two_at_once_build_once(tmp_path: Path) -> None:
-    """The second waits for the first and takes what it made."""
+    """The second waits for the first and uses its result."""
     calls: list[Path] = []
     both = threading.Barrier(2)
 
@@ -60,7 +60,7 @@ def test_two_at_once_build_once(tmp_path: Path) -> None:
 
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
-    """Its error passes, its half-made folder goes, and the next one starts afresh."""
+    """Its error is raised, its partial folder is deleted, and the next build starts afresh."""
 
     def fail(folder: Path) -> None:
         make(folder)
@@ -74,7 +74,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_what_is_unusable_or_left_over_is_replaced(tmp_path: Path) -> None:
-    """A damaged folder gives way to a new one, and what a dead process left half made is removed."""
+    """A new folder replaces a damaged one, and the partial folder of a dead process is deleted."""
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "damaged").touch()
     (tmp_path / ".partial-one-dead").mkdir()
@@ -84,7 +84,7 @@ def test_what_is_unusable_or_left_over_is_replaced(tmp_path: Path) -> None:
 
 
 def test_waiting_for_another_can_be_stopped(tmp_path: Path) -> None:
-    """A stop is noticed although the other one goes on building."""
+    """While the other one goes on building."""
     lock = os.open(tmp_path / ".one.lock", os.O_RDWR | os.O_CREAT)
     assert try_lock(lock)
     stop = threading.Event()
@@ -96,7 +96,7 @@ def test_waiting_for_another_can_be_stopped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "message"), [(errno.ENOSPC, "disk is full"), (errno.EACCES, "SHOAL_HOME names")])
 def test_a_disk_that_refuses(tmp_path: Path, number: int, message: str) -> None:
-    """The error says the next step."""
+    """The error has the next step."""
 
     def fail(folder: Path) -> None:
         raise OSError(number, os.strerror(number), str(folder))

@@ -37,7 +37,7 @@ def texts(*values: str | bytes, model: str = "emb", **fields: Any) -> pb.ModelIn
 
 
 def lengths(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-    """A vector of four floats for each text: its length in bytes."""
+    """Returns four floats per text, all its length in bytes."""
     found = triton_codec.read_inputs(request)["text"]
     return reply(request, vectors=np.array([[len(each)] * 4 for each in found[:, 0]], np.float32).reshape(-1, 4))
 
@@ -63,7 +63,7 @@ def stream_model(triton: FakeTriton, answer: Any, name: str = "llm") -> FakeMode
 
 
 async def collect(client: Client, request: pb.ModelInferRequest, seconds: float = FOREVER) -> list[int]:
-    """The numbers that a streaming model answered."""
+    """Return the numbers that a streaming model returned."""
     async with aclosing(client.stream_infer(request, soon(seconds))) as stream:
         answers = [answer async for answer in stream]
     return [int(codec.read_outputs(answer)["n"][0]) for answer in answers]
@@ -97,7 +97,8 @@ async def test_every_call_reaches_its_path_and_types(triton: FakeTriton, client:
 
 
 async def test_readiness_has_its_oddities(triton: FakeTriton, client: Client) -> None:
-    """An unknown model is not ready and no error; a server that is not ready is alive; unload of unknown is fine."""
+    """An unknown model is not ready, without an error; a server that is not ready is live; unloading an unknown model
+    succeeds."""
     assert not await client.model_ready("nope", deadline=soon())
     triton.ready = False
     assert await client.server_live(deadline=soon())
@@ -193,7 +194,7 @@ async def test_a_cancelled_member_harms_no_other(triton: FakeTriton, client: Cli
 
     triton.models["emb"].answer = wait_forever
     tasks = [asyncio.create_task(client.infer(texts("x" * n), soon())) for n in range(1, 4)]
-    await triton.called("ModelInfer", 3)
+    await triton.wait_for_calls("ModelInfer", 3)
     tasks[1].cancel()
     await asyncio.wait_for(triton.left.wait(), 30)
     gate.set()
@@ -298,7 +299,7 @@ async def test_a_model_may_answer_nothing_at_all(triton: FakeTriton, client: Cli
 
 
 async def test_a_refused_stream_request_ends_without_a_final_flag(triton: FakeTriton, client: Client) -> None:
-    """Who waits for the flag hangs: the server refuses it with an error message alone, and the RPC is OK."""
+    """The server sends only an error message, and the RPC ends with OK: waiting for the flag would hang."""
     with pytest.raises(InputRejected, match="unexpected shape"):
         await collect(client, pb.ModelInferRequest(model_name="emb", id="7", inputs=[_flat()]))
     with pytest.raises(ModelGone):
@@ -342,7 +343,7 @@ async def test_leaving_a_stream_cancels_it_on_the_server(triton: FakeTriton, cli
 
 
 async def last_then(triton: FakeTriton, client: Client, ends: asyncio.Event, *, fails: bool) -> InferStream:
-    """A stream that has said its last word, an error or a final response, and ends when `ends` is set."""
+    """A stream whose last response is an error or final, and that ends when `ends` is set."""
 
     async def answer(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelInferResponse]:
         if not fails:
@@ -364,7 +365,7 @@ async def last_then(triton: FakeTriton, client: Client, ends: asyncio.Event, *, 
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_stream_that_is_over_ends_by_itself(triton: FakeTriton, client: Client, fails: bool) -> None:
-    """tritonserver may crash when a call is cancelled while it ends. Until then it counts as a stream."""
+    """tritonserver may crash if a call is canceled while it ends. Until its end it counts as a stream."""
     ends = asyncio.Event()
     stream = await last_then(triton, client, ends, fails=fails)
     await stream.aclose()
@@ -451,8 +452,8 @@ async def test_closing_breaks_off_calls_in_flight_and_refuses_new_ones(triton: F
         asyncio.create_task(collect(client, pb.ModelInferRequest(model_name="llm"))),
     ]
     await started.wait()
-    await triton.called("ModelInfer", 2)
-    await triton.called("ModelStreamInfer")
+    await triton.wait_for_calls("ModelInfer", 2)
+    await triton.wait_for_calls("ModelStreamInfer")
     await client.aclose()
     await client.aclose()
     for call in calls:
@@ -465,7 +466,7 @@ async def test_closing_breaks_off_calls_in_flight_and_refuses_new_ones(triton: F
 
 
 def test_keepalive_stays_below_the_servers_ping_limit() -> None:
-    """Triton allows a ping without data every 300 s and closes the connection after two that come earlier."""
+    """Triton allows a ping without data every 300 s and closes the connection after two early ones."""
     options = dict(OPTIONS)
     assert options["grpc.keepalive_time_ms"] > 300_000
     assert options["grpc.keepalive_permit_without_calls"] == 0

@@ -1,4 +1,4 @@
-"""Arrays and wire tensors: round trips, equality with tritonclient's own encoder, and what is refused."""
+"""Arrays and tensors: round trips, equality with tritonclient's own encoder, and rejected inputs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def same(one: Array, other: Array) -> bool:
 
 
 def through(datatype: str, array: Array, *, typed: bool) -> Array:
-    """Over the wire in an answer, and back."""
+    """Send an array through a response and read it back."""
     answer = pb.ModelInferResponse()
     triton_codec.add_output(answer, "out", datatype, array, typed=typed)
     return codec.read_outputs(pb.ModelInferResponse.FromString(answer.SerializeToString()))["out"]

@@ -1,4 +1,4 @@
-"""The life of models on a server in this process: index, load, push, unload, statistics. Nothing here sleeps."""
+"""Models on a server in this process: index, load, push, unload, statistics. No test sleeps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def soon(seconds: float = 30.0) -> float:
 
 
 class Pauses:
-    """Stands for sleeping: notes each pause, and lets the server go on meanwhile."""
+    """Replaces sleeping: records each pause and advances the server."""
 
     def __init__(self) -> None:
         self.slept: list[float] = []
@@ -121,7 +121,7 @@ async def test_a_load_that_takes_too_long(triton: FakeTriton, control: Control, 
 
 
 async def test_a_failed_load_has_the_reason_of_the_index(triton: FakeTriton, control: Control) -> None:
-    """The call itself says only that no version is available."""
+    """The call's own error says only that no version is available."""
     triton.add(FakeModel("bad", loaded=False, load_error="Internal: ImportError: no module named 'x'\n  At: model.py"))
     with pytest.raises(ModelFailed, match=r"'bad': Internal: ImportError: no module named 'x' At: model.py"):
         await control.load("bad", deadline=soon())
@@ -155,7 +155,7 @@ async def test_a_failed_load_without_a_reason_has_the_error_of_the_call(triton: 
 
 
 async def test_a_model_that_is_not_in_the_repository(control: Control) -> None:
-    with pytest.raises(ModelNotFound, match=r"no model 'nope'.*config\.pbtxt"):
+    with pytest.raises(ModelNotFound, match=r"no readable model 'nope'.*config\.pbtxt"):
         await control.load("nope", deadline=soon())
 
 
@@ -192,7 +192,7 @@ async def test_a_pushed_model_is_pushed_again_after_the_servers_restart(triton: 
 
 
 class Lazy(Mapping[str, bytes]):
-    """Contents that are read when asked for; `reads` counts."""
+    """File contents that are read on access; `reads` counts."""
 
     def __init__(self) -> None:
         self.reads = 0
@@ -265,7 +265,7 @@ async def test_unloading_what_is_not_loaded_is_done_at_once(control: Control, pa
 async def test_an_unload_that_takes_too_long(triton: FakeTriton, control: Control, pauses: Pauses) -> None:
     triton.models["emb"].unloading = 10**6
     control = Control(control.client, sleep=pauses, pauses=(10.0,))
-    with pytest.raises(DeadlineExceeded, match="not unloaded emb in time"):
+    with pytest.raises(DeadlineExceeded, match="did not unload emb in time"):
         await control.unload("emb", deadline=soon(5.0))
 
 
@@ -296,7 +296,7 @@ async def test_unload_forgets_what_was_pushed(triton: FakeTriton, control: Contr
 
 
 async def test_kserves_own_server_is_not_mistaken_for_success(triton: FakeTriton, control: Control) -> None:
-    """It reads the model's name from another field, finds none, and must not be taken to have loaded the model."""
+    """It reads the model's name from another field and finds none, so it did not load the model."""
     triton.repository_first = True
     with pytest.raises(ModelFailed, match="failed to load ''"):
         await control.load("idle", deadline=soon())

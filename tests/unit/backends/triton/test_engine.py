@@ -1,4 +1,4 @@
-"""One model on a server in this process as an engine: batches, errors, and how it comes back into service."""
+"""One model on a server in this process as an engine: batches, errors, and its return into service."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def batch(*texts: str) -> dict[str, Array]:
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watch looks all the time."""
+    """Run health checks without pauses."""
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
     monkeypatch.setattr(backoff, "RETRY_S", (0.001,))
 
@@ -82,7 +82,7 @@ async def target(triton: FakeTriton) -> AsyncIterator[Endpoint]:
 
 
 class FakeAdmission:
-    """What is asked before the model may serve; `refuses` keeps it out."""
+    """The check before the model may serve; `refuses` keeps it out."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -103,7 +103,7 @@ def admission() -> FakeAdmission:
 
 @pytest.fixture
 async def engine(target: Endpoint, admission: FakeAdmission) -> AsyncIterator[TritonEngine]:
-    """In service, and not watched yet."""
+    """An engine in service without health checks."""
     made = TritonEngine(target, "emb-0", embedder=await found(target), admit=admission, serving=True)
     yield made
     await made.aclose()
@@ -138,7 +138,7 @@ class TestBatches:
         assert np.array_equal(rows, np.stack([vector_of(word) for word in WORDS]))
 
     async def test_names_and_types_are_the_models_own(self, triton: FakeTriton, target: Endpoint) -> None:
-        """int64 goes out as INT32 under its name there; FP16 comes back as float32 under the canonical name."""
+        """int64 is sent as INT32 under the model's name; FP16 is returned as float32 under the canonical name."""
         config = pb.ModelConfig(name="own", max_batch_size=8)
         config.input.add(name="ids", data_type=pb.TYPE_INT32, dims=[-1])
         config.output.add(name="vec", data_type=pb.TYPE_FP16, dims=[2])
@@ -215,7 +215,7 @@ class TestBatches:
     async def test_cancelling_breaks_the_call_off(self, triton: FakeTriton, engine: TritonEngine) -> None:
         triton.models["emb"].answer = stuck
         call = asyncio.create_task(ask(engine, "one"))
-        await triton.called("ModelInfer")
+        await triton.wait_for_calls("ModelInfer")
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -238,10 +238,10 @@ class TestWatch:
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """Out of service at once and not at the next look; back on the same port, loaded again and admitted."""
+        """The model is out of service at once, and back after the server listens, loads and admits it again."""
         monkeypatch.setattr(engine_module, "LOOK_S", 3600.0)
         engine.start()
-        await triton.called("ModelReady", triton.calls["ModelReady"] + 1)
+        await triton.wait_for_calls("ModelReady", triton.calls["ModelReady"] + 1)
         await triton.stop()
         with caplog.at_level(logging.INFO, "shoal.triton"):
             with pytest.raises(TransportFailed):
@@ -255,20 +255,20 @@ class TestWatch:
         assert await serves(engine)
         assert [each.model_name for each in requests_of(triton, "RepositoryModelLoad")] == ["emb"]
         messages = [record.getMessage() for record in caplog.records if record.name == "shoal.triton"]
-        assert len(messages) == 2, messages  # out, and in again; not one line a look
+        assert len(messages) == 2, messages  # one line for out and one for in again; none per check
 
     async def test_a_silent_loss_is_noticed_by_a_look(self, triton: FakeTriton, engine: TritonEngine) -> None:
-        """Without any request: the model is gone, and is loaded again, because nobody unloaded it by hand."""
+        """Without a request: the model is loaded again, because nobody unloaded it by hand."""
         engine.start()
         forgotten(triton)
-        await triton.called("RepositoryModelLoad")
+        await triton.wait_for_calls("RepositoryModelLoad")
         await until(engine.ready)
         assert await serves(engine)
 
     async def test_a_loss_seen_during_a_look_is_looked_at_next(
         self, triton: FakeTriton, engine: TritonEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A request fails while a look is under way that finds all well: the next look is at once."""
+        """If a request fails during a successful check, the next check runs at once."""
         monkeypatch.setattr(engine_module, "LOOK_S", 3600.0)
         looking, go_on = asyncio.Event(), asyncio.Event()
 
@@ -289,13 +289,13 @@ class TestWatch:
         await until(engine.ready)
 
     async def test_what_was_unloaded_by_hand_stays_so(self, triton: FakeTriton, engine: TritonEngine) -> None:
-        """Somebody wanted it gone: it is not loaded behind their back, and serves when they load it."""
+        """Shoal does not load it again, and serves it after it is loaded by hand."""
         model = triton.models["emb"]
         model.state, model.reason = "UNAVAILABLE", "unloaded"
         with pytest.raises(TransportFailed):
             await ask(engine, "one")
         engine.start()
-        await triton.called("RepositoryIndex", 3)
+        await triton.wait_for_calls("RepositoryIndex", 3)
         await until(lambda: "was unloaded on the server" in engine.reason)
         assert not triton.calls["RepositoryModelLoad"]
         model.state, model.reason = "READY", ""
@@ -305,7 +305,7 @@ class TestWatch:
     async def test_a_model_that_is_on_its_way_there_is_left_alone(
         self, triton: FakeTriton, engine: TritonEngine, state: str
     ) -> None:
-        """Loading it would bring back what somebody takes away."""
+        """Loading it would undo an unload in progress."""
         triton.models["emb"].state, triton.models["emb"].unloading = state, 10**6
         engine.start()
         await until(lambda: f"is {state.lower()} the model" in engine.reason)
@@ -316,7 +316,7 @@ class TestWatch:
     async def test_what_was_pushed_is_pushed_again(
         self, triton: FakeTriton, target: Endpoint, admission: FakeAdmission
     ) -> None:
-        """A restart takes pushed files with it: loading by name would not find them."""
+        """A restart loses pushed files: loading by name would not find them."""
         loads = 0
 
         async def load() -> None:
@@ -338,7 +338,7 @@ class TestWatch:
     async def test_a_dead_process_of_the_model_is_started_anew(
         self, triton: FakeTriton, engine: TritonEngine, admission: FakeAdmission
     ) -> None:
-        """Triton goes on calling the model ready; loading it again is what heals it."""
+        """Triton still reports the model as ready; only a reload helps."""
         triton.models["emb"].broken = True
         with pytest.raises(Crashed):
             await ask(engine, "one")
@@ -351,7 +351,7 @@ class TestWatch:
     async def test_other_tensors_keep_it_out(
         self, triton: FakeTriton, engine: TritonEngine, admission: FakeAdmission, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Until they are as before; the reason says what to do, and so does the log, once."""
+        """Until they match again; the error names the next step and is logged once."""
         engine.start()
         await triton.stop()
         await until(lambda: not engine.ready())
@@ -368,10 +368,10 @@ class TestWatch:
     async def test_the_door_keeps_it_out(
         self, triton: FakeTriton, target: Endpoint, admission: FakeAdmission, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """As long as it likes, and with its words; they are logged once."""
+        """While the admission check fails; its reason is logged once."""
         admission.error = ConfigError("it is a different model")
         engine = TritonEngine(target, "emb-1", embedder=await found(target), admit=admission)
-        assert (engine.ready(), engine.reason) == (False, "it was not reached yet")
+        assert (engine.ready(), engine.reason) == (False, "it has not been reached yet")
         engine.start()
         await until(lambda: admission.calls > 3)
         assert (engine.ready(), engine.reason) == (False, "it is a different model")
@@ -395,7 +395,7 @@ class TestWatch:
     async def test_a_replica_that_never_served_loads_its_model(
         self, triton: FakeTriton, target: Endpoint, admission: FakeAdmission
     ) -> None:
-        """Also one that somebody unloaded before: the first time, Shoal was asked to serve it."""
+        """Also one that was unloaded by hand: for the first time Shoal must load it."""
         embedder = await found(target)
         triton.models["emb"].state, triton.models["emb"].reason = "UNAVAILABLE", "unloaded"
         engine = TritonEngine(target, "emb-1", embedder=embedder, admit=admission)
@@ -406,7 +406,7 @@ class TestWatch:
     async def test_pauses_grow_and_then_stay(
         self, triton: FakeTriton, engine: TritonEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Between looks at a model that does not come: the last pause goes on for ever."""
+        """Between checks of a missing model; the last pause repeats."""
         slept: list[float] = []
         pause = asyncio.sleep
 
@@ -433,7 +433,7 @@ class TestClosing:
             await ask(engine, "one")
 
     async def test_a_call_in_flight_is_answered(self, triton: FakeTriton, engine: TritonEngine) -> None:
-        """The connection is not the engine's to close."""
+        """The engine does not close the connection."""
         go_on = asyncio.Event()
         answer = triton.models["emb"].answer
 
@@ -443,7 +443,7 @@ class TestClosing:
 
         triton.models["emb"].answer = slow
         call = asyncio.create_task(ask(engine, "one"))
-        await triton.called("ModelInfer")
+        await triton.wait_for_calls("ModelInfer")
         closing = asyncio.create_task(engine.aclose())
         go_on.set()
         await closing
@@ -476,7 +476,7 @@ def embedder_of(**fields: Any) -> Embedder:
     ],
 )
 def test_facts_follow_the_configuration(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    """A batch more than there are instances; one text a batch where the model is not told of padding."""
+    """One batch more than there are instances; one text per batch for a model without a mask."""
     facts = build_facts("m-0", embedder_of(**fields))
     assert {key: getattr(facts, key) for key in expected} == expected
 

@@ -1,4 +1,4 @@
-"""Entries of models that read pictures: what is written for each tower, and what is read in it again."""
+"""Entries of models that read images: the files of each tower, and how they are read back."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def towers(folder: Path, *, image: ImageSpec = IMAGE, **fields: Any) -> EntrySpe
     return entry(folder, image=ImageTower(graph=folder / "image.onnx", spec=image), contrast=CONTRAST, **fields)
 
 
-def pictures(folder: Path, image: ImageSpec = IMAGE, **fields: Any) -> TritonModel:
-    """The image tower of an entry of two."""
+def images(folder: Path, image: ImageSpec = IMAGE, **fields: Any) -> TritonModel:
+    """Return the image tower of an entry with two towers."""
     return triton_models(towers(folder, image=image, **fields))[0]
 
 
@@ -53,7 +53,7 @@ def ports(tensors: Any) -> list[tuple[str, str, list[int]]]:
 
 class TestWritten:
     def test_the_image_tower_comes_before_the_whole(self, tmp_path: Path) -> None:
-        """What a name stands for is there last, so that nobody meets it without its other half."""
+        """The served name appears last, so that nobody finds it without its image tower."""
         image, text = triton_models(towers(tmp_path))
         assert [(one.name, one.part) for one in (image, text)] == [("org~mini~~image", "image"), ("org~mini", "model")]
         assert image.files["1/model.onnx"] == tmp_path / "image.onnx"
@@ -71,10 +71,10 @@ class TestWritten:
         assert (image.backend, image.default_model_filename) == ("python", "model.py")
         assert image.instance_group == text.instance_group
         assert image.dynamic_batching == text.dynamic_batching
-        assert "1/model.py" in pictures(tmp_path, options=options).files
+        assert "1/model.py" in images(tmp_path, options=options).files
 
     def test_parameters_of_both_parts(self, tmp_path: Path) -> None:
-        """Both say how pictures are made; the one that reads them says nothing of texts."""
+        """Both describe the image preprocessing; the image tower has no text parameters."""
         image, text = map(parameters, triton_models(towers(tmp_path)))
         assert image["shoal_image"] == text["shoal_image"] == msgspec.json.encode(IMAGE).decode()
         assert json.loads(text["shoal_contrast"])["scale"] == 14.5
@@ -83,23 +83,23 @@ class TestWritten:
         assert (image["shoal_part"], image["shoal_name"]) == ("image", "org/mini")
         assert "shoal_image" not in parameters(triton_models(entry(tmp_path))[0])
 
-    def test_it_is_warmed_up_with_a_picture(self, tmp_path: Path) -> None:
-        (sample,) = pictures(tmp_path).config.model_warmup
+    def test_it_is_warmed_up_with_an_image(self, tmp_path: Path) -> None:
+        (sample,) = images(tmp_path).config.model_warmup
         assert list(sample.inputs["pixel_values"].dims) == [3, 6, 10]
         assert sample.inputs["pixel_values"].zero_data
-        assert not pictures(tmp_path, options={"warm_up": False}).config.model_warmup
+        assert not images(tmp_path, options={"warm_up": False}).config.model_warmup
 
     def test_a_batch_fits_into_a_call(self, tmp_path: Path) -> None:
-        """64 pictures of 224 x 224 have 38 MB."""
+        """64 images of 224 x 224 have 38 MB."""
         large = msgspec.structs.replace(IMAGE, size=(224, 224))
         limit = max_images_per_call(large)
         assert limit * 3 * 224 * 224 * 4 <= MAX_PIXEL_BYTES < (limit + 1) * 3 * 224 * 224 * 4
-        assert pictures(tmp_path, large, options={"max_batch_size": 64}).config.max_batch_size == limit
-        assert pictures(tmp_path, large, options={"max_batch_size": 8}).config.max_batch_size == 8
+        assert images(tmp_path, large, options={"max_batch_size": 64}).config.max_batch_size == limit
+        assert images(tmp_path, large, options={"max_batch_size": 8}).config.max_batch_size == 8
         assert max_images_per_call(msgspec.structs.replace(IMAGE, size=(9000, 9000))) == 1
 
-    def test_pictures_alone(self, tmp_path: Path) -> None:
-        """The image tower is what the name stands for; of a classifier it gives logits."""
+    def test_images_alone(self, tmp_path: Path) -> None:
+        """The image tower has the served name; a classifier's tower returns logits."""
         spec = msgspec.structs.replace(IMAGE, dimension=0, score=CLASSES, output="logits")
         (model,) = triton_models(towers(tmp_path, image=spec, text=None))
         assert (model.name, model.part) == ("org~mini", "model")
@@ -125,8 +125,8 @@ class TestWritten:
 
 class TestRead:
     def test_as_it_was_written(self, tmp_path: Path) -> None:
-        """Whatever names the operator gives the tensors of texts."""
-        model = pictures(tmp_path)
+        """Whatever tensor names the operator sets for texts."""
+        model = images(tmp_path)
         for names in (None, TensorNames(outputs={"pooled": "pooled"})):
             found = detect_schema(model.config, metadata("1", "2"), names)
             assert isinstance(found, Embedder)
@@ -136,9 +136,9 @@ class TestRead:
             assert not build_facts("m", found).pads_batches
 
     def test_no_larger_batch_than_fits(self, tmp_path: Path) -> None:
-        """An older entry may say more."""
+        """An older entry may allow more."""
         large = msgspec.structs.replace(IMAGE, size=(512, 512))
-        model = pictures(tmp_path, large)
+        model = images(tmp_path, large)
         model.config.max_batch_size = 64
         found = detect_pixels(model.config, metadata())
         assert found is not None
@@ -148,13 +148,13 @@ class TestRead:
         _, text = triton_models(towers(tmp_path))
         assert detect_pixels(text.config, metadata()) is None
         assert has_images(parameters(text))
-        assert not has_images(parameters(pictures(tmp_path)))
+        assert not has_images(parameters(images(tmp_path)))
         found = detect_schema(text.config, metadata())
         assert isinstance(found, Embedder)
         assert found.style == "tokens"
 
     def test_a_text_tower_without_a_mask_takes_batches(self, tmp_path: Path) -> None:
-        """What Shoal wrote reads nothing behind a text's end."""
+        """A graph that Shoal wrote reads nothing after a text's end."""
         spec = msgspec.structs.replace(SPEC, inputs=("input_ids",))
         _, text = triton_models(towers(tmp_path, text=spec))
         found = detect_schema(text.config, metadata())
@@ -163,20 +163,20 @@ class TestRead:
 
     @pytest.mark.parametrize("change", ["dims", "batch", "more"])
     def test_edited_by_hand(self, tmp_path: Path, change: str) -> None:
-        config = pictures(tmp_path).config
+        config = images(tmp_path).config
         if change == "dims":
             config.input[0].dims[1] = 7
         elif change == "batch":
             config.max_batch_size = 0
         else:
             config.output.add(name="more", data_type=11, dims=[1])
-        with pytest.raises(ConfigError, match=r"not what its `shoal_image` says: load it through Shoal again"):
+        with pytest.raises(ConfigError, match=r"does not match its `shoal_image`: load it through Shoal again"):
             detect_pixels(config, metadata())
 
     def test_parameters_that_cannot_be_read(self) -> None:
-        with pytest.raises(ConfigError, match=r"`shoal_image` that is not readable .* through Shoal again"):
+        with pytest.raises(ConfigError, match=r"invalid `shoal_image` .* through Shoal again"):
             read_image_spec("m", {"shoal_image": "{}"})
-        with pytest.raises(ConfigError, match="`shoal_contrast` that is not readable"):
+        with pytest.raises(ConfigError, match="invalid `shoal_contrast`"):
             read_contrast_spec("m", {"shoal_contrast": "none"})
 
     def test_contrast(self, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ class TestRead:
 
 class TestRepository:
     def test_both_come_and_go(self, tmp_path: Path) -> None:
-        """One model in the list, of two folders."""
+        """One listed model with two folders."""
         repository = Repository(tmp_path / "models")
         assert repository.write(towers(tmp_path / "files")) == ("org~mini~~image", "org~mini")
         (found,) = repository.entries()
@@ -201,7 +201,7 @@ class TestRepository:
         assert repository.entries() == []
         assert not list((tmp_path / "models").glob("org*"))
 
-    def test_a_model_that_reads_pictures_no_more(self, tmp_path: Path) -> None:
+    def test_a_model_that_reads_images_no_more(self, tmp_path: Path) -> None:
         repository = Repository(tmp_path / "models")
         repository.write(towers(tmp_path / "files"))
         repository.write(entry(tmp_path / "files"))

@@ -1,4 +1,4 @@
-"""Interpreters that a stub can embed, where their libpython is, and what a server gets to see."""
+"""Interpreters that a stub can embed, their libpython, and a server's environment variables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def nothing(name: str) -> list[str]:
 
 
 def test_this_interpreter_answers() -> None:
-    """Its version and where its libraries are."""
+    """It reports its version and its library folders."""
     answers = query_interpreter(sys.executable)
     assert answers is not None
     assert answers.version == f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -47,7 +47,7 @@ def test_this_interpreter_answers() -> None:
 
 
 def test_a_program_that_is_no_python(tmp_path: Path) -> None:
-    """One that fails (a shim of a version that is not chosen) and one that is not there are passed over."""
+    """A failing one (a shim of an unselected version) and a missing one are skipped."""
     shim = tmp_path / "python3.11"
     shim.write_text("#!/bin/sh\nexit 127\n")
     shim.chmod(0o755)
@@ -68,12 +68,12 @@ def test_shoal_s_own_interpreter_is_tried_first() -> None:
     ids=["Debian", "pyenv"],
 )
 def test_libpython_from_the_interpreters_configuration(answers: InterpreterInfo, there: Path) -> None:
-    """LIBDIR, with the machine's own folder in it as on Debian."""
+    """In LIBDIR, or in the machine's subfolder as on Debian."""
     assert find_libpython(answers, is_file=lambda path: path == there, cached=nothing) == there
 
 
 def test_libpython_in_the_loader_s_cache() -> None:
-    """The last place, and only files that are there."""
+    """It comes last, and only existing files count."""
     there = Path("/elsewhere/libpython3.11.so.1.0")
     known = {"libpython3.11.so.1.0": ["/gone/libpython3.11.so.1.0", str(there)]}
     assert find_libpython(DEBIAN, is_file=lambda path: path == there, cached=known.__getitem__) == there
@@ -81,7 +81,7 @@ def test_libpython_in_the_loader_s_cache() -> None:
 
 
 def test_the_loader_s_cache_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines of `ldconfig -p` for that very name; a machine without ldconfig knows none."""
+    """Lines of `ldconfig -p` with exactly that name; none on a machine without ldconfig."""
     program = tmp_path / "ldconfig"
     program.write_text(
         "#!/bin/sh\necho '2 libs found'\necho '\tlibpython3.11.so.1.0 (libc6,x86-64) => /a/libpython3.11.so.1.0'\n"
@@ -95,7 +95,7 @@ def test_the_loader_s_cache_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_first_that_fits_is_taken() -> None:
-    """Not one of a version without a stub, not one that does not run, not one without a shared library."""
+    """Versions without a stub, programs that do not run and Pythons without a shared library are skipped."""
     known = {
         "new": InterpreterInfo("3.14", "/new"),
         "static": InterpreterInfo("3.11", "/static"),
@@ -108,7 +108,7 @@ def test_the_first_that_fits_is_taken() -> None:
 
 
 def test_the_error_without_libpython_says_what_to_install() -> None:
-    """What was looked at, and the way out on Debian, with pyenv and with uv."""
+    """It lists the candidates, and the commands for Debian, pyenv and uv."""
     known = {"new": InterpreterInfo("3.14", "/new"), "static": InterpreterInfo("3.11", "/static")}
     with pytest.raises(SetupError) as caught:
         find_interpreter(known, query=known.get, located=lambda answers: None)
@@ -121,15 +121,15 @@ def test_the_error_without_libpython_says_what_to_install() -> None:
 
 
 def test_offline_builds_nothing(tmp_path: Path) -> None:
-    """The error says how to get it here."""
+    """The error says how to download it."""
     python = Interpreter(sys.executable, "3.11", MULTIARCH)
-    with pytest.raises(SourceError, match="once with network"):
+    with pytest.raises(SourceError, match="once with network access"):
         build(tmp_path / "root", python, offline=True, progress=SilentProgress(), stop=threading.Event())
     assert not [path for path in (tmp_path / "root").iterdir() if path.is_dir()]
 
 
 def test_a_venv_that_cannot_be_made(tmp_path: Path) -> None:
-    """The interpreter's own words are passed on."""
+    """The error has the interpreter's own message."""
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'No module named venv' >&2\nexit 1\n")
     broken.chmod(0o755)
@@ -149,7 +149,7 @@ class Recorded(SilentProgress):
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """pip finds wheels of this folder alone: empty ones of the libraries, by their names and versions."""
+    """Let pip find only wheels of this folder: empty ones with the libraries' names and versions."""
     folder = tmp_path / "index"
     folder.mkdir()
     for name, version in (("numpy", "1.26.4"), ("numpy", "2.0.0"), ("onnxruntime", "1.20.0"), ("tokenizers", "0.20.0")):
@@ -166,7 +166,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_pip_installs_into_the_environment(index: Path, tmp_path: Path) -> None:
-    """The libraries lie there and not in Shoal's own environment, at the versions that the stub needs; no log stays."""
+    """The libraries are there and not in Shoal's own environment, in versions for the stub; no log remains."""
     libpython = tmp_path / "libpython"
     libpython.touch()
     python = Interpreter(sys.executable, "3.11", libpython)
@@ -180,7 +180,7 @@ def test_pip_installs_into_the_environment(index: Path, tmp_path: Path) -> None:
 
 
 def test_libraries_that_the_index_lacks(index: Path, tmp_path: Path) -> None:
-    """It says for what they were wanted and where to look, and leaves no half of an environment."""
+    """The error says what needs them and where to look, and no partial environment remains."""
     for wheel in index.glob("tokenizers*"):
         wheel.unlink()
     libpython = tmp_path / "libpython"
@@ -192,7 +192,7 @@ def test_libraries_that_the_index_lacks(index: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_there_is_used_and_what_lost_its_python_is_not(tmp_path: Path) -> None:
-    """An environment is good while its interpreter and its libpython exist; offline, a broken one is an error."""
+    """An environment is usable while its interpreter and libpython exist; offline, a broken one is an error."""
     libpython = tmp_path / "libpython3.11.so.1.0"
     libpython.touch()
     python = Interpreter(sys.executable, "3.11", libpython)
@@ -211,7 +211,7 @@ def test_what_is_there_is_used_and_what_lost_its_python_is_not(tmp_path: Path) -
 
 
 def test_a_server_sees_its_python_first_and_no_setting_of_shoal() -> None:
-    """Keys stay here; another numpy stays away."""
+    """Keys are not passed on, nor variables that select another numpy."""
     base = {"PATH": "/bin", "SHOAL_API_KEY": "secret", "PYTHONPATH": "/mine", "LD_LIBRARY_PATH": "/lib", "HOME": "/h"}
     made = server_environment(Environment(Path("/e/bin"), Path("/e/libpython")), base)
     assert made == {

@@ -1,4 +1,4 @@
-"""What Triton says when it fails (every row that was observed, and gRPC's own), and what Shoal makes of it."""
+"""Observed Triton errors for each row, gRPC's own errors, and the Shoal errors that they map to."""
 
 from __future__ import annotations
 

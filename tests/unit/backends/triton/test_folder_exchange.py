@@ -1,4 +1,4 @@
-"""Two folders trade places."""
+"""The exchange of two folders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def contents(*folders: Path) -> list[str]:
 
 
 def answering(number: int) -> Callable[..., int]:
-    """A renameat2 that fails with an errno."""
+    """Return a renameat2 that fails with an errno."""
 
     def call(*_: object) -> int:
         ctypes.set_errno(number)
@@ -37,7 +37,7 @@ def answering(number: int) -> Callable[..., int]:
 
 
 def test_both_have_changed_places(pair: tuple[Path, Path]) -> None:
-    """By the system's own call here."""
+    """Through the system call."""
     exchange(*pair)
     assert contents(*pair) == ["old", "new"]
 
@@ -46,7 +46,7 @@ def test_both_have_changed_places(pair: tuple[Path, Path]) -> None:
 def test_without_the_system_call(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, call: Callable[..., int] | None
 ) -> None:
-    """By renames, with the same outcome and nothing left over."""
+    """Through renames, with the same result and no leftovers."""
     monkeypatch.setattr(module, "_renameat2", lambda: call)
     exchange(*pair)
     assert contents(*pair) == ["old", "new"]
@@ -54,7 +54,7 @@ def test_without_the_system_call(
 
 
 def test_an_error_of_the_system_is_raised(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not tried in another way."""
+    """Without trying renames."""
     monkeypatch.setattr(module, "_renameat2", lambda: answering(errno.EACCES))
     with pytest.raises(PermissionError, match="old"):
         exchange(*pair)
@@ -62,7 +62,7 @@ def test_an_error_of_the_system_is_raised(pair: tuple[Path, Path], monkeypatch: 
 
 
 def test_the_second_rename_fails(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the old one goes back to its place."""
+    """Then the old folder moves back."""
     monkeypatch.setattr(module, "_renameat2", lambda: None)
     rename = Path.rename
 
@@ -78,7 +78,6 @@ def test_the_second_rename_fails(pair: tuple[Path, Path], monkeypatch: pytest.Mo
 
 
 def test_what_is_not_there_cannot_be_exchanged(tmp_path: Path) -> None:
-    """Both must exist."""
     (tmp_path / "one").mkdir()
     with pytest.raises(FileNotFoundError):
         exchange(tmp_path / "one", tmp_path / "none")

@@ -1,4 +1,4 @@
-"""Language models on a server in this process as generators: streams, whole answers, failures, and who ends them."""
+"""Language models on a server in this process as generators: streams, whole answers, failures, and cancellation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def soon(seconds: float = 30.0) -> Context:
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watch looks all the time."""
+    """Run health checks without pauses."""
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
     monkeypatch.setattr(backoff, "RETRY_S", (0.001,))
 
@@ -100,7 +100,7 @@ async def collect(
 
 
 async def read_into(found: list[Piece], generator: TritonGenerator) -> None:
-    """As `collect`, where what came before an error counts."""
+    """Collect as `collect` does; pieces before an error are kept."""
     async for piece in generator.generate(PROMPT, Sampling(), soon()):
         found.append(piece)  # noqa: PERF401 - an error must not lose them
 
@@ -112,7 +112,7 @@ def text_of(found: list[Piece]) -> str:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("kind", TENSORS)
 async def test_every_kind_answers(bench: Bench, kind: Kind, stream: bool) -> None:
-    """In pieces and whole; without the prompt, with a reason."""
+    """Streamed and whole, without the prompt and with a finish reason."""
     words: Any = [72, 105, 33] if kind == "tokens" else ["Hello", " wo", "rld"]
     model = talker(kind, Script(words))
     generator = await bench.open(model)
@@ -123,7 +123,7 @@ async def test_every_kind_answers(bench: Bench, kind: Kind, stream: bool) -> Non
         assert found[-1].text == "Hello world"
     else:
         assert text_of(found) == "Hello world"
-    # Where nothing tells why it ended, nor how many tokens there were, it is for others to count them.
+    # If the model reports neither the reason nor the number of tokens, the caller counts them.
     reasons = [] if kind in ("old_vllm", "gpt", "text") else ["stop"]
     assert [piece.finish_reason for piece in found if piece.finish_reason] == reasons
     assert len(found) > 2 or not (stream and generator.schema.streams)
@@ -147,7 +147,7 @@ class TestFacts:
         triton.add(talker("gpt"))
         schema = await target.find()
         assert isinstance(schema, LlmSchema)
-        with pytest.raises(ConfigError, match="takes no LoRA"):
+        with pytest.raises(ConfigError, match="does not support LoRA"):
             TritonGenerator(target, "llm-0", schema=schema, adapters={"doll": 1})
         triton.add(talker("tokens"))
         schema = await target.find()
@@ -178,7 +178,7 @@ class TestRequests:
         assert not bench.triton.calls["ModelStreamInfer"]
 
     async def test_a_stream_without_empty_final_answers(self, bench: Bench) -> None:
-        """A server that ignores the wish for them, and marks nothing as final, ends the stream."""
+        """A server that ignores the request for them and marks no response as final ends the stream."""
         bench.triton.empty_final = False
         assert text_of(await collect(await bench.open(talker("ensemble")))) == "Hello world"
 
@@ -194,7 +194,7 @@ class TestFailures:
             ("CUDA error: device-side assert", UpstreamFailed, "device-side"),
             ("The decoder prompt (length 5000) is longer than the maximum model length of 2048.", TooLong, "shorter"),
             ("Prompt length (33) exceeds maximum input length (32).", TooLong, "shorter"),
-            ("Error generating stream: 'NoneType' object has no attribute 'lora_name'", InvalidValue, "log says which"),
+            ("Error generating stream: 'NoneType' object has no attribute 'lora_name'", InvalidValue, "log for which"),
             ("LoRA x is not supported, we currently support ['a']", InvalidValue, "adapter"),
             ("LoRA feature is not enabled.", InvalidValue, "adapter"),
             ("Error generating stream: top_p must be in (0, 1], got 2.0.", InvalidValue, "sampling parameter"),
@@ -207,8 +207,8 @@ class TestFailures:
     async def test_in_mid_stream(
         self, bench: Bench, message: str, error: type[ShoalError], words: str, accepted: bool
     ) -> None:
-        """An error ends the stream whether it is marked final or not; what came before is told, and the replica stays
-        in service."""
+        """An error ends the stream, marked final or not; earlier pieces are returned, and the replica stays in
+        service."""
         generator = await bench.open(talker("vllm", Script(["Hello"], fails=message, accepted=accepted)))
         found: list[Piece] = []
         with pytest.raises(error, match=words):
@@ -272,7 +272,7 @@ class TestFailures:
         assert generator.reason
 
     async def test_a_deadline_ends_it(self, bench: Bench) -> None:
-        """Also on the server, and at once where the model can be told."""
+        """On the server too, and at once if the model accepts cancellations."""
         model = talker("tokens", Script([65], hold=1))
         generator = await bench.open(model)
         with pytest.raises(DeadlineExceeded):
@@ -284,7 +284,7 @@ class TestFailures:
 class TestLeaving:
     @pytest.mark.parametrize("kind", ["vllm", "tokens", "llmapi", "ensemble", "dynamo"])
     async def test_a_reader_that_leaves(self, bench: Bench, kind: Kind) -> None:
-        """Its stream is cancelled, and a model that ends generations by their id is told."""
+        """Its stream is canceled, and a model that cancels generations by id gets a cancellation."""
         model = talker(kind, Script([65] if kind == "tokens" else ["a"], hold=1))
         generator = await bench.open(model)
         async with aclosing(generator.generate(PROMPT, Sampling(), soon())) as pieces:
@@ -295,7 +295,7 @@ class TestLeaving:
         assert generator.ready()
 
     async def test_the_end_of_an_answer_is_not_cancelled(self, bench: Bench) -> None:
-        """A reader leaves at the finish reason, before the stream has ended: see `infer_stream`."""
+        """If a reader leaves at the finish reason, before the stream has ended: see `infer_stream`."""
         model, ends = talker("vllm"), asyncio.Event()
         answer: Callable[..., Any] = model.answer
 
@@ -309,14 +309,16 @@ class TestLeaving:
         async with aclosing(generator.generate(PROMPT, Sampling(), soon())) as pieces:
             while not (await anext(pieces)).finish_reason:
                 pass
-        assert await generator.endpoint.client.server_live(deadline=soon().deadline)  # a cancellation would be there
+        # Any cancellation would arrive before this call.
+        assert await generator.endpoint.client.server_live(deadline=soon().deadline)
         assert bench.triton.cancelled == 0
         ends.set()
         await asyncio.gather(*infer_stream._ENDING)
         assert bench.triton.cancelled == 0
 
     async def test_an_ensembles_engine_gets_the_stop(self, bench: Bench) -> None:
-        """Triton cancels no running step of an ensemble: the part that ends generations by their id is asked to."""
+        """Triton cancels no running step of an ensemble, so Shoal sends the cancellation to the part that accepts
+        it."""
         model = talker("ensemble", Script(["a"], hold=1))
         for part in ("preprocessing", "gone", "tensorrt_llm"):
             model.config.ensemble_scheduling.step.add(model_name=part)
@@ -346,7 +348,7 @@ class TestLeaving:
             model.answer = stuck
         generator = await bench.open(model)
         reading = asyncio.create_task(collect(generator, stream=False))
-        await bench.triton.called("ModelInfer" if kind == "gpt" else "ModelStreamInfer")
+        await bench.triton.wait_for_calls("ModelInfer" if kind == "gpt" else "ModelStreamInfer")
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
@@ -372,7 +374,7 @@ class TestLeaving:
     async def test_a_cancellation_that_fails_hurts_nobody(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """It has a time of its own, and closing waits for it."""
+        """It has its own timeout, and closing waits for it."""
         monkeypatch.setattr("shoal.backends.triton.llm.CANCEL_S", 0.05)
         model = talker("tokens", Script([65], hold=1))
         generator = await bench.open(model)
@@ -440,7 +442,7 @@ class TestWatch:
 class TestConnections:
     @pytest.mark.parametrize("kind", ["vllm", "gpt"])
     async def test_long_calls_spread(self, bench: Bench, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
-        """Servers let about 100 streams a connection in: before that, there is another one, which is kept."""
+        """Servers allow about 100 streams per connection: Shoal opens another connection before that, and keeps it."""
         monkeypatch.setattr(client_module, "LONG_CALLS", 2)
         go_on = asyncio.Event()
         model = talker(kind)
@@ -472,7 +474,7 @@ class TestConnections:
         for calls in (5, 10):
             go_on.clear()
             reading = [asyncio.create_task(collect(generator)) for _ in range(5)]
-            await bench.triton.called(rpc, calls)
+            await bench.triton.wait_for_calls(rpc, calls)
             go_on.set()
             assert {text_of(found) for found in await asyncio.gather(*reading)} == {"Hello world"}
             await until(lambda: not any(client._long_calls for client in clients))  # streams are read to their end

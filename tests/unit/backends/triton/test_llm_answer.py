@@ -1,4 +1,4 @@
-"""What models answer, as pieces: deltas, all text so far, token ids; counts, ends, and what is broken."""
+"""Model responses as pieces: deltas, cumulative text, token ids; counts, finish reasons, and broken responses."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def ids_of(found: Sequence[Piece]) -> list[int]:
 
 class TestDeltas:
     def test_counts_are_of_the_one_response(self) -> None:
-        """vLLM's num_output_tokens is a delta; the prompt's are told once."""
+        """vLLM's num_output_tokens is a delta; the prompt's tokens are reported once."""
         counts = [
             {"num_input_tokens": np.array(7, np.uint32), "num_output_tokens": np.array([n], np.uint32)} for n in (1, 2)
         ]
@@ -82,7 +82,7 @@ class TestDeltas:
     @pytest.mark.parametrize("typed", [False, True])
     @pytest.mark.parametrize("kind", [np.uint8, np.int32, np.uint32, np.int64, np.uint64])
     def test_counts_of_every_kind(self, kind: Any, typed: bool) -> None:
-        """Models differ in it: ever one number, in raw contents or typed; of several the first counts."""
+        """Models send one number or several, raw or typed; the first counts."""
         counts: dict[str, Array] = {
             "num_input_tokens": np.array([200], kind),
             "num_output_tokens": np.array([3, 4], kind),
@@ -97,7 +97,7 @@ class TestDeltas:
             answer("vllm").read(made)
 
     def test_the_reason_comes_with_the_last_one(self) -> None:
-        """Before it Python's None, as a text."""
+        """Earlier responses have Python's None as text."""
         found = pieces(answer("vllm"), say("a", finish_reason=texts("None")), say("b", finish_reason=texts("length")))
         assert [each.finish_reason for each in found] == [None, "length"]
 
@@ -132,23 +132,23 @@ class TestDeltas:
         assert text_of(pieces(answer("gpt", stream=False), both)) == "one"
 
     def test_typed_contents(self) -> None:
-        """Dynamo answers so."""
+        """As Dynamo sends them."""
         made = response(typed=True, text_output=texts("Hi"), finish_reason=texts("stop"))
         assert pieces(answer("dynamo"), made) == [Piece(text="Hi", finish_reason="stop")]
 
     def test_a_text_that_is_none(self) -> None:
-        with pytest.raises(UpstreamFailed, match="where a text belongs"):
+        with pytest.raises(UpstreamFailed, match="numbers instead of a text"):
             answer("text").read(response(text_output=np.zeros(1, np.float32)))
 
     @pytest.mark.parametrize("numbers", [np.zeros(1, np.int32), np.ones(2, np.int32)])
     def test_a_reason_that_is_none(self, numbers: Array) -> None:
-        with pytest.raises(UpstreamFailed, match="where a text belongs"):
+        with pytest.raises(UpstreamFailed, match="numbers instead of a text"):
             answer("vllm").read(say("Hi", finish_reason=numbers))
 
     def test_broken_contents(self) -> None:
         made = say("Hello")
         made.raw_output_contents[0] = made.raw_output_contents[0][:-1]
-        with pytest.raises(UpstreamFailed, match="broken"):
+        with pytest.raises(UpstreamFailed, match="truncated"):
             answer("vllm").read(made)
 
 
@@ -185,7 +185,7 @@ class TestCumulative:
         assert [each.text for each in found] == ["Hel", "Hello", "Hello!"]
 
     def test_half_a_character_waits_for_its_rest(self) -> None:
-        """The server decodes all tokens so far: what could not be read yet may be another one later."""
+        """The server decodes all tokens so far, so an incomplete character may change later."""
         found = pieces(answer("llmapi"), say("a" + REPLACED), say("a東"))
         assert [each.text for each in found] == ["a", "a東", "a東"]
 
@@ -196,7 +196,7 @@ class TestCumulative:
 
 
 class TestPrompt:
-    """Of a whole answer, where it cannot be asked to be left out."""
+    """Removing the prompt from a whole answer, if no input can exclude it."""
 
     @pytest.mark.parametrize(
         ("kind", "stream", "expected"),
@@ -209,7 +209,7 @@ class TestPrompt:
         ],
     )
     def test_it_is_taken_off_where_it_must_be_there(self, kind: Kind, stream: bool, expected: str) -> None:
-        """Not where it was excluded: an answer may well begin with the same words."""
+        """Not if it was excluded: an answer may start with the same words."""
         assert text_of(pieces(answer(kind, stream=stream), say("Say hello there"))) == expected
 
     def test_its_tokens_are_not_counted(self) -> None:
@@ -221,7 +221,7 @@ class TestPrompt:
 
 class TestIds:
     def test_new_ones_alone(self) -> None:
-        """Also where an answer repeats itself."""
+        """Also if an answer repeats itself."""
         found = pieces(answer("tokens", max_tokens=4), ids(9), ids(9, 9), ids(8))
         assert [list(each.ids) for each in found] == [[9], [9, 9], [8], []]
         assert [each.tokens for each in found] == [1, 2, 1, None]
@@ -240,7 +240,7 @@ class TestIds:
 
     @pytest.mark.parametrize("stream", [True, False])
     def test_engines_of_before(self, stream: bool) -> None:
-        """Those that know no exclude_input_in_output may give the prompt, and all that came so far."""
+        """Engines without exclude_input_in_output may return the prompt and all ids so far."""
         model = {"without": ["exclude_input_in_output"]}
         whole = ids(5, 6, 7, 9, 8)
         assert ids_of(pieces(answer("tokens", stream=stream, model=model), whole)) == [9, 8]
@@ -252,7 +252,7 @@ class TestIds:
 
 class TestLogprobs:
     def test_of_vllm(self) -> None:
-        """The chosen token first, then the likeliest by their rank; minus infinity is no JSON."""
+        """The chosen token first, then the most likely ones by rank; minus infinity is not valid JSON."""
         token = {
             "5": {"logprob": -2.0, "rank": 3, "decoded_token": "c"},
             "6": {"logprob": -1.0, "rank": 2, "decoded_token": "b"},
@@ -277,7 +277,7 @@ class TestLogprobs:
 
     @pytest.mark.parametrize("value", ["{", '[{"5": {}}]', "[1]", '[{"5": 1}]'])
     def test_broken_ones(self, value: str) -> None:
-        with pytest.raises(UpstreamFailed, match="cannot be read"):
+        with pytest.raises(UpstreamFailed, match="invalid logprobs"):
             answer("vllm", logprobs=0).read(say("a", logprobs=texts(value)))
 
     def test_only_on_request(self) -> None:
@@ -285,7 +285,7 @@ class TestLogprobs:
         assert pieces(answer("ensemble"), made)[0].logprobs == ()
 
     def test_of_an_ensemble(self) -> None:
-        """It tells no tokens: all of a piece's text is its first one's; of what came before, nothing again."""
+        """It reports no tokens: all text of a piece goes to its first token, and earlier values are not repeated."""
         count = np.array([[2]], np.int32)
         made = say("ab", num_output_tokens=count, output_log_probs=np.array([[-3.0, -1.0, -2.0]], np.float32))
         [piece, _] = pieces(answer("ensemble", logprobs=0), made)

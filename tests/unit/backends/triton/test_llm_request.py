@@ -1,4 +1,4 @@
-"""One generation as each kind of model wants it: names, types and shapes, and what must never be mixed up."""
+"""One generation request in each convention: names, types and shapes, and values that must not be confused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def request(
     model: dict[str, Any] | None = None,
     **sampling: Any,
 ) -> pb.ModelInferRequest:
-    """What is sent for a sampling; `model` as talker_config takes it."""
+    """Return the request for a sampling; `model` as talker_config takes it."""
     requests = RequestBuilder(schema(kind, **model or {}), "llm", "3", words=WORDS, adapters=adapters)
     generation = GenerationRequest(
         id="the id", prompt=prompt, sampling=Sampling(**sampling), stream=stream, adapter=adapter
@@ -67,14 +67,14 @@ def sent(kind: Kind, **fields: Any) -> dict[str, Any]:
 
 
 def sent_sampling(kind: Kind = "vllm", **fields: Any) -> dict[str, Any]:
-    """vLLM's sampling parameters."""
+    """Return vLLM's sampling parameters."""
     found: dict[str, Any] = json.loads(sent(kind, **fields)["sampling_parameters"])
     return found
 
 
 @pytest.mark.parametrize("kind", TENSORS)
 def test_types_and_shapes_are_the_models(kind: Kind) -> None:
-    """Every tensor as the configuration has it: with a batch axis of 1 on ensembles, without any on vLLM."""
+    """Every tensor matches the configuration: with a batch axis of 1 for ensembles, without one for vLLM."""
     config = {port.name: port for port in talker_config(kind).input}
     batched = talker_config(kind).max_batch_size > 0
     made = request(kind, max_tokens=9, temperature=0.5, seed=1, stop=["a", "bc"], top_k=3, bad_words=["x"])
@@ -131,11 +131,12 @@ class TestVllm:
         }
 
     def test_nothing_set_is_an_empty_object(self) -> None:
-        """Always there: without it the backend reads the request's parameters, of which one is Triton's own."""
+        """It is always sent: without it the backend reads the request's parameters, and one of these is Triton's
+        own."""
         assert sent_sampling() == {}
 
     def test_flags(self) -> None:
-        """The prompt is never asked for: with a stream that is an error, without one it comes first by default."""
+        """The prompt is never requested: vLLM rejects it in a stream, and prepends it by default otherwise."""
         for stream in (True, False):
             found = sent("vllm", stream=stream)
             assert (found["stream"], found["exclude_input_in_output"]) == (stream, True)
@@ -164,7 +165,7 @@ class TestVllm:
         ],
     )
     def test_guides(self, guide: Guide, expected: dict[str, Any]) -> None:
-        """Under the name that the backend's release knows, as JSON within the JSON."""
+        """Under the name in the backend's release, as JSON within the JSON."""
         assert json.loads(sent_sampling(guide=guide)["structured_outputs"]) == expected
         older = sent_sampling(guide=guide, model={"without": ["embedding_request"]})
         assert json.loads(older["guided_decoding"]) == expected
@@ -213,13 +214,13 @@ class TestTensorRtLlm:
         }
 
     def test_what_ends_an_answer_is_not_what_must_not_be_in_it(self) -> None:
-        """The system that this replaces sent stop texts as both."""
+        """Stop texts are not sent as bad words too."""
         found = sent("ensemble", stop=["END"])
         assert found["stop_words"] == "END"
         assert "bad_words" not in found
 
     def test_what_must_be_filled_is(self) -> None:
-        """Of the older ensembles the word lists, too; and a length always."""
+        """The older ensembles also require the word lists, and always a length."""
         assert sent("gpt") == {
             "text_input": "Say hello",
             "max_tokens": DEFAULT_MAX_TOKENS,
@@ -231,7 +232,7 @@ class TestTensorRtLlm:
         assert (found["random_seed"], found["min_length"]) == (1, 2)
 
     def test_streaming_is_requested_only_where_supported(self) -> None:
-        """A model that is not decoupled calls it an error."""
+        """A model that is not decoupled rejects it."""
         assert sent("ensemble", stream=True)["stream"] is True
         assert sent("ensemble", stream=False)["stream"] is False
         assert sent("ensemble", stream=True, model={"decoupled": False})["stream"] is False
@@ -250,7 +251,7 @@ class TestTensorRtLlm:
         ],
     )
     def test_a_temperature_enables_sampling(self, fields: dict[str, Any], expected: dict[str, Any]) -> None:
-        """Without top_k or top_p the likeliest token is taken whatever it is; and 0 is not taken everywhere."""
+        """Without top_k or top_p the model ignores it; and not every version accepts 0."""
         found = sent("ensemble", **fields)
         assert {name: found[name] for name in ("temperature", "top_k", "top_p") if name in found} == pytest.approx(
             expected
@@ -273,12 +274,12 @@ class TestTensorRtLlm:
     def test_guides_that_it_does_not_know(self) -> None:
         with pytest.raises(InvalidValue, match="structural_tag"):
             sent("ensemble", guide=Guide(kind="structural_tag", value="{}"))
-        with pytest.raises(InvalidValue, match="list of texts"):
+        with pytest.raises(InvalidValue, match="list of strings"):
             sent("ensemble", guide=Guide(kind="choice", value="{}"))
 
     def test_log_probabilities_of_the_chosen_token_alone(self) -> None:
         assert sent("ensemble", logprobs=0)["return_log_probs"] is True
-        with pytest.raises(InvalidValue, match="chosen token alone"):
+        with pytest.raises(InvalidValue, match="only the probability of the chosen token"):
             sent("ensemble", logprobs=2)
 
     def test_a_lora_by_its_task(self) -> None:
@@ -306,8 +307,8 @@ class TestEngine:
         }
 
     def test_word_lists(self) -> None:
-        """Row 0 the tokens one after another, row 1 where each word ends, filled up with -1; the further tokens that
-        end an answer are words of their own."""
+        """Row 0 has all tokens, row 1 the end of each word, padded with -1; additional end tokens are words of their
+        own."""
         found = sent("tokens", stop=["ab", "c", ""], stop_token_ids=[9], bad_words=["xyz"])
         assert found["stop_words_list"] == [[97, 98, 99, 4, 9], [2, 3, 4, 5, -1]]
         assert found["bad_words_list"] == [[120, 121, 122], [3, -1, -1]]
@@ -315,7 +316,7 @@ class TestEngine:
         assert list(tensor.shape) == [1, 2, 3]
 
     def test_an_end_that_is_ignored(self) -> None:
-        """The engine knows none by itself, so that it is enough to tell it none."""
+        """The engine has no end tokens of its own, so none are sent."""
         found = sent("tokens", ignore_eos=True)
         assert not {"end_id", "pad_id", "stop_words_list"} & found.keys()
         assert sent("tokens", ignore_eos=True, stop_token_ids=[9])["stop_words_list"] == [9, 1]
@@ -329,7 +330,7 @@ class TestEngine:
             request("tokens", prompt=Prompt(text="a"))
 
     def test_a_cancellation(self) -> None:
-        """The same id, and of the rest as little as is allowed."""
+        """It has the same id and as few other inputs as allowed."""
         made = RequestBuilder(schema("tokens"), "llm", words=WORDS).build_cancellation("the id")
         assert made is not None
         assert made.id == "the id"
@@ -353,7 +354,7 @@ class TestLlmApi:
         }
 
     def test_a_lora_with_its_path(self) -> None:
-        """All three inputs; the number is the same in any process and order, because the server caches by it."""
+        """All three inputs; the number is the same in every process, because the server caches by it."""
         found = sent("llmapi", adapters={"doll": "/loras/doll"}, adapter="doll")
         assert (found["lora_name"], found["lora_path"]) == ("doll", "/loras/doll")
         other = sent("llmapi", adapters={"a": "/a", "doll": "/loras/doll"}, adapter="doll")
@@ -383,9 +384,9 @@ class TestOthers:
         }
 
     def test_one_stop_text_where_there_is_room_for_one(self) -> None:
-        """The others are cut off here; what must not be said cannot be."""
+        """Shoal cuts the answer at the others; excess bad words are an error."""
         assert sent("text", stop=["a", "b"], model={"more": "stop? STRING 1"})["stop"] == "a"
-        with pytest.raises(InvalidValue, match="takes 1 of bad_words, not 2"):
+        with pytest.raises(InvalidValue, match="takes at most 1 bad_words"):
             sent("text", bad_words=["a", "b"], model={"more": "bad_words? STRING 1"})
 
     def test_a_scalar_without_dims(self) -> None:
@@ -403,9 +404,9 @@ class TestOthers:
     @pytest.mark.parametrize(
         ("kind", "adapters", "words"),
         [
-            ("gpt", {"doll": 1}, "takes no LoRA"),
-            ("ensemble", {"doll": "seven"}, "is a task id there"),
-            ("ensemble", {"doll": -1}, "is a task id there"),
+            ("gpt", {"doll": 1}, "does not support LoRA"),
+            ("ensemble", {"doll": "seven"}, "selects adapters by task id"),
+            ("ensemble", {"doll": -1}, "selects adapters by task id"),
         ],
     )
     def test_adapters_that_cannot_be(self, kind: Kind, adapters: dict[str, Adapter], words: str) -> None:
@@ -419,7 +420,7 @@ class TestOthers:
 
 @given(seed=st.integers(-(2**63), 2**64 - 1))
 def test_any_seed_fits_and_is_the_same_each_time(seed: int) -> None:
-    """UINT64 takes no negative one; what fits goes as it is."""
+    """UINT64 takes no negative seed; a seed in range is sent unchanged."""
     made = request("ensemble", seed=seed)
     [found] = [triton_codec.read_inputs(made)["seed"].reshape(-1)[0]]
     assert found.dtype == np.uint64
@@ -430,7 +431,7 @@ def test_any_seed_fits_and_is_the_same_each_time(seed: int) -> None:
 
 @given(words=st.lists(st.text(min_size=1, max_size=5, alphabet="abc"), max_size=6), extra=st.lists(st.integers(0, 9)))
 def test_word_lists_can_be_read_back(words: list[str], extra: list[int]) -> None:
-    """As TensorRT-LLM reads them: each word up to where it ends."""
+    """As TensorRT-LLM reads them: each word up to its end offset."""
     lists = triton_codec.read_inputs(request("tokens", stop=words, stop_token_ids=extra))["stop_words_list"][0].tolist()
     found, begin = [], 0
     for end in lists[1]:

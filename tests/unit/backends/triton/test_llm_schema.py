@@ -1,4 +1,4 @@
-"""Which language models there are on Triton, and what each of them can be asked."""
+"""Detection of language models on Triton, and their features."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_kind_has_a_test() -> None:
 
 class TestParameters:
     def test_vllm_takes_what_its_sampling_parameters_take(self) -> None:
-        """But for logit_bias, whose keys become texts on the way."""
+        """Except logit_bias, whose keys become strings in JSON."""
         able = found("vllm").parameters
         assert able >= NUMBERS | {"min_p", "stop", "stop_token_ids", "bad_words", "logprobs", "guide", "ignore_eos"}
         assert not able & {"logit_bias", "length_penalty"}
@@ -80,7 +80,7 @@ class TestParameters:
         assert lacking.parameters == expected - {"frequency_penalty", "seed", "guide", "stop"}
 
     def test_log_probabilities_want_pieces(self) -> None:
-        """An ensemble tells no tokens: of a whole answer nobody could say whose they are."""
+        """An ensemble reports no tokens, so in a whole answer they cannot be assigned to text."""
         assert "logprobs" not in found("ensemble", decoupled=False).parameters
         assert "logprobs" not in found("bls").parameters
 
@@ -133,7 +133,7 @@ class TestDetails:
         assert [found(kind).adapter for kind in kinds] == expected
 
     def test_who_repeats_the_prompt(self) -> None:
-        """Only those that cannot be asked not to; other models do not do it at all."""
+        """Only models without an input that excludes it; some models never repeat it."""
         assert [found(kind).includes_prompt for kind in ("old_vllm", "gpt", "ensemble", "llmapi", "text")] == [
             True,
             True,
@@ -168,7 +168,7 @@ class TestDetails:
         assert schema.context_tokens == expected
 
     def test_tensors_alone_by_the_metadata(self) -> None:
-        """A server that leaves them out of its configuration, as Dynamo may."""
+        """For a server that omits them from the configuration, as Dynamo may."""
         metadata = pb.ModelMetadataResponse(name="llm", platform="dynamo")
         metadata.inputs.add(name="text_input", datatype="BYTES", shape=[1])
         metadata.inputs.add(name="stream", datatype="BOOL", shape=[1])
@@ -186,7 +186,7 @@ class TestDetails:
 class TestRefusals:
     @pytest.mark.parametrize("kind", ["ensemble", "text", "dynamo", "vllm"])
     def test_what_needs_more_than_a_prompt(self, kind: Kind) -> None:
-        with pytest.raises(ConfigError, match=r"needs inputs that Shoal does not know: pixels \(FP16 \[3, -1, -1\]\)"):
+        with pytest.raises(ConfigError, match=r"requires unknown inputs: pixels \(FP16 \[3, -1, -1\]\)"):
             found(kind, more="pixels FP16 3,-1,-1")
 
     def test_a_prompt_that_is_no_text(self) -> None:
@@ -201,14 +201,14 @@ class TestRefusals:
         assert isinstance(detect_schema(config, metadata(config)), Embedder)
 
     def test_text_from_another_input_is_refused_as_before(self) -> None:
-        """`text` and not `text_input`: nobody knows what it is for."""
+        """The input is `text` and not `text_input`, so its purpose is unknown."""
         config = embedder("odd")
         config.output[0].CopyFrom(pb.ModelOutput(name="text_output", data_type=pb.TYPE_STRING, dims=[1]))
         with pytest.raises(ConfigError, match="generates text"):
             detect_schema(config, metadata(config))
 
     def test_named_tensors_are_an_embedders(self) -> None:
-        """Whoever names the output with the embedding does not mean a language model."""
+        """A configured embedding output means that it is not a language model."""
         config = talker_config("text", without=["max_tokens", "temperature"])
         config.output.add(name="vectors", data_type=pb.TYPE_FP32, dims=[-1, 4])
         names = TensorNames(inputs={"text": "text_input"}, outputs={"embedding": "vectors"})

@@ -1,4 +1,4 @@
-"""Served names as folders: no two share one, and nothing leads out of the repository."""
+"""Served names as folders: no two share a folder, and none points outside the repository."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BAD = ["", "..", ".", "a/../../b", "/abs", "a/b/c", "a\0b", "x" * 300, "é", "a~
 
 @given(NAMES)
 def test_a_served_name_comes_back_from_its_folder(name: str) -> None:
-    """The way there loses nothing, and the folder is one path component that URLs carry as it is."""
+    """The mapping loses nothing, and the folder is one path component that needs no URL quoting."""
     folder = triton_name(name)
     assert served_name(folder) == name
     assert re.fullmatch(r"[A-Za-z0-9._~-]+", folder)
@@ -29,7 +29,7 @@ def test_a_served_name_comes_back_from_its_folder(name: str) -> None:
 
 @given(NAMES, NAMES)
 def test_parts_share_no_folder_with_any_model(name: str, other: str) -> None:
-    """A part's folder is no served name's, whatever that is called."""
+    """No served name maps to a part's folder."""
     for part in ("encoder", "tokenizer"):
         assert served_name(triton_name(name, part)) is None
         assert triton_name(name, part) != triton_name(other)
@@ -45,11 +45,10 @@ def test_what_is_no_name_has_no_folder(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(RESERVED))
 def test_reserved_names_are_folders_like_any_other(name: str) -> None:
-    """They are the API's to refuse; in a repository that others write they may well be."""
+    """The API rejects them; others may write them into a repository."""
     assert check_served_name(name) == name
 
 
 @pytest.mark.parametrize("folder", ["model~~encoder", "a~b~c", "my model", ".hidden", "~", "größe"])
 def test_other_folders_have_no_served_name(folder: str) -> None:
-    """Folders that no served name leads to."""
     assert served_name(folder) is None

@@ -1,4 +1,4 @@
-"""What keeps a model in service, without any server: see test_engine and test_llm for the rest of it."""
+"""Health tracking without a server; test_engine and test_llm test the rest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Schema:
 
 @dataclass
 class Model:
-    """A target: `serves` is what the server says of it, `found` how it is called, `fails` why it cannot be found."""
+    """An endpoint: `serves` is its health, `found` its schema, `fails` the error of finding it."""
 
     serves: bool = True
     found: Schema = field(default_factory=Schema)
@@ -60,12 +60,12 @@ async def test_nothing_is_looked_at_before_the_start() -> None:
     model = Model()
     found = watch(model, serving=False)
     await asyncio.sleep(0)
-    assert (found.ready, found.reason, model.looks, model.finds) == (False, "it was not reached yet", 0, [])
+    assert (found.ready, found.reason, model.looks, model.finds) == (False, "it has not been reached yet", 0, [])
     await found.aclose()
 
 
 async def test_the_first_time_it_may_be_loaded_later_it_is_found_again() -> None:
-    """Whoever unloaded it later on wanted that."""
+    """A model that was unloaded later stays unloaded."""
     model = Model()
     found = watch(model, serving=False)
     found.start(look_s=0.0, again_s=(0.0,))
@@ -79,7 +79,7 @@ async def test_the_first_time_it_may_be_loaded_later_it_is_found_again() -> None
 
 @pytest.mark.parametrize(("error", "reload"), [(TransportFailed("gone"), False), (Crashed("dead"), True)])
 async def test_a_loss_is_looked_at_now(error: ShoalError, reload: bool) -> None:
-    """Without waiting for the next look; a process that died is started anew, once."""
+    """Without waiting for the next check; a dead process is reloaded once."""
     model = Model()
     found = watch(model)
     found.start(look_s=3600.0, again_s=(0.0,))
@@ -98,7 +98,7 @@ async def test_what_came_back_otherwise_stays_out() -> None:
     model, admission = Model(found=Schema("other")), FakeAdmission()
     found = watch(model, admission, serving=False)
     found.start(look_s=0.0, again_s=(0.0,))
-    await until(lambda: "differ from its peers'" in found.reason)
+    await until(lambda: "differ from the other replicas'" in found.reason)
     model.found, admission.error = Schema(), ConfigError("not through this door")
     await until(lambda: found.reason == "not through this door")
     admission.error = None

@@ -1,4 +1,4 @@
-"""The command line of a server, its ports, and its end."""
+"""A server's command line, its ports, and its end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def distribution(folder: Path, *backends: str) -> Distribution:
 
 
 def test_free_ports_are_three_different_ones() -> None:
-    """Zeros are filled, given ones stay."""
+    """Zeros are replaced, configured ports stay."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
     ports = Ports(0, port, 0).choose_free()
@@ -37,7 +37,7 @@ def test_free_ports_are_three_different_ones() -> None:
 
 @pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--metrics-port"])
 def test_a_port_in_use_is_named_with_its_flag(flag: str) -> None:
-    """And with what else to do."""
+    """The error also has the next step."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         numbers = {"--http-port": (port, 0, 0), "--grpc-port": (0, port, 0), "--metrics-port": (0, 0, port)}[flag]
@@ -46,7 +46,7 @@ def test_a_port_in_use_is_named_with_its_flag(flag: str) -> None:
 
 
 def test_a_number_is_no_port_in_use() -> None:
-    """Whoever has that port; and a free one for 0."""
+    """It may equal a used port; 0 becomes a free one."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert Ports(8000, port, 8002).only_number() == Ports(0, port, 0)
@@ -56,7 +56,7 @@ def test_a_number_is_no_port_in_use() -> None:
 
 
 def test_without_open_ports_it_listens_on_its_socket_alone(tmp_path: Path) -> None:
-    """No HTTP, no metrics, and no address of the network."""
+    """No HTTP, no metrics, and no network address."""
     there = distribution(tmp_path)
     command = Command(there, None, Path("/models"), Ports(0, 8001, 0), 5.0, (), "/run/8001/grpc:8001").arguments(
         "mine_"
@@ -71,7 +71,7 @@ def test_without_open_ports_it_listens_on_its_socket_alone(tmp_path: Path) -> No
 
 
 def test_the_command_line(tmp_path: Path) -> None:
-    """Explicit model control, its own place in shared memory, a short way out; open ports on the loopback alone."""
+    """Explicit model control, its own shared memory prefix, a short exit timeout; open ports only on the loopback."""
     there = distribution(tmp_path, "python")
     command = Command(there, None, Path("/models"), Ports(1, 2, 3), 5.0, ("one", "two")).arguments("mine_")
     assert command == [
@@ -95,7 +95,7 @@ def test_the_command_line(tmp_path: Path) -> None:
 
 
 def test_without_the_python_backend_it_gets_no_options(tmp_path: Path) -> None:
-    """A timeout below a second is rounded up: 0 would mean to wait for nothing."""
+    """A timeout below a second is rounded up: 0 would not wait at all."""
     there = distribution(tmp_path, "onnxruntime")
     command = Command(there, None, Path("/models"), Ports(1, 2, 3), 0.1).arguments("mine_")
     assert not [argument for argument in command if argument.startswith("--backend-config")]
@@ -103,18 +103,17 @@ def test_without_the_python_backend_it_gets_no_options(tmp_path: Path) -> None:
 
 
 def test_shared_memory_prefixes_differ() -> None:
-    """Two starts of one server, too."""
+    """Also between two starts of one server."""
     assert new_shm_prefix(8001) != new_shm_prefix(8001)
 
 
 @pytest.mark.parametrize(("code", "words"), [(1, "ended with exit code 1"), (-9, "was ended by SIGKILL")])
 def test_how_it_ended(code: int, words: str) -> None:
-    """In words."""
     assert describe_exit(code) == words
 
 
 def test_a_program_whose_parent_is_gone_already_does_not_run() -> None:
-    """The guard notices that it came too late."""
+    """The guard detects that the parent has already ended."""
     late = subprocess.run(
         [sys.executable, guard.__file__, "1", "/bin/echo", "it ran"], capture_output=True, check=False
     )
@@ -127,7 +126,7 @@ async def sleeping(seconds: float) -> asyncio.subprocess.Process:
 
 
 async def test_it_waits_through_what_is_not_ready_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody there first, then not ready, then ready: it says its version."""
+    """First unreachable, then not ready, then ready with its version."""
     monkeypatch.setattr(process, "_POLL_S", 0.001)
     fake = FakeTriton(ready=False)
     async with fake:  # chooses its port
@@ -136,7 +135,7 @@ async def test_it_waits_through_what_is_not_ready_yet(monkeypatch: pytest.Monkey
     waiting = asyncio.create_task(wait_ready(running, fake.target))
     await asyncio.sleep(0)
     async with fake:
-        await fake.called("ServerReady", 2)
+        await fake.wait_for_calls("ServerReady", 2)
         assert not waiting.done()
         fake.ready = True
         assert await waiting == "2.51.0"
@@ -146,13 +145,13 @@ async def test_it_waits_through_what_is_not_ready_yet(monkeypatch: pytest.Monkey
 
 
 async def test_it_waits_for_ports_that_are_opened_later() -> None:
-    """gRPC answers before HTTP and metrics listen."""
+    """gRPC responds before HTTP and metrics listen."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     running = await sleeping(60)
     async with FakeTriton() as fake:
         waiting = asyncio.create_task(wait_ready(running, fake.target, (port,)))
-        await fake.called("ServerMetadata", 2)
+        await fake.wait_for_calls("ServerMetadata", 2)
         assert not waiting.done()
         with socket.create_server(("127.0.0.1", port)):
             assert await waiting == "2.51.0"
@@ -169,7 +168,7 @@ child.wait()
 
 
 async def test_what_does_not_stop_is_killed() -> None:
-    """Together with the processes that it started: the pipe that both write to comes to its end."""
+    """With its child processes: the pipe that both write to is closed."""
     read, write = os.pipe()
     running = await spawn([sys.executable, "-IS", "-c", STUBBORN], None, write)
     os.close(write)
@@ -181,7 +180,7 @@ async def test_what_does_not_stop_is_killed() -> None:
 
 
 async def test_a_program_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operating system's word, with the program's name."""
+    """The error has the system's message and the program's name."""
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(SetupError, match="/bin/tritonserver cannot be started: No such file"):
         await spawn(["/bin/tritonserver"], None, 1)

@@ -1,4 +1,4 @@
-"""The model.py files: the tokenizer gives the ids that Shoal's pipeline gives, the encoder the graph's rows."""
+"""The model.py files: the tokenizer returns the ids of Shoal's pipeline, the encoder the rows of the graph."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def ask(texts: Sequence[str | bytes], outputs: Sequence[str] = INPUTS) -> Reques
 
 
 def piped(folder: Path, spec: TextSpec, texts: Sequence[str]) -> dict[str, Array]:
-    """What Shoal's own pipeline sends to an engine for these texts."""
+    """Return the tensors that Shoal's own pipeline sends to an engine for these texts."""
     pipeline = TextPipeline(folder, spec, truncate=True)
     task = Embed(model="", inputs=[])
     prepared = pipeline.prepare([(task, text) for text in texts])
@@ -82,7 +82,7 @@ def same(answer: InferenceResponse, expected: dict[str, Array]) -> None:
 def test_the_tokenizer_agrees_with_the_pipeline(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, prompt: str | None, lower_case: bool
 ) -> None:
-    """Ids, masks, places and padding, for short texts, long ones and none, with prompts that pooling leaves out."""
+    """Ids, masks, positions and padding, for short, long and empty texts, with prompts that pooling excludes."""
     text = text_spec(default_prompt_name=prompt, lower_case=lower_case, include_prompt=prompt != "passage")
     spec = entry(tmp_path, text=text, options={"text_in": True})
     save(KINDS[kind](), tmp_path)
@@ -99,7 +99,6 @@ def test_the_tokenizer_agrees_with_the_pipeline(
 def test_the_tokenizer_agrees_for_any_text(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, texts: list[str]
 ) -> None:
-    """Whatever characters there are."""
     spec = entry(tmp_path, text=text_spec(), options={"text_in": True})
     save(KINDS[kind](), tmp_path)
     model = tokenizer_of(monkeypatch, tmp_path / "triton", spec)
@@ -116,7 +115,7 @@ def test_the_tokenizer_returns_the_requested_outputs(monkeypatch: pytest.MonkeyP
 
 
 def test_a_bad_text_fails_its_own_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Bytes that are no text, and a client that left; the one between them is answered."""
+    """Invalid UTF-8 and a canceled request fail; the request between them succeeds."""
     spec = entry(tmp_path, text=text_spec(), options={"text_in": True})
     save(KINDS["byte_bpe"](), tmp_path)
     model = tokenizer_of(monkeypatch, tmp_path / "triton", spec)
@@ -129,21 +128,21 @@ def test_a_bad_text_fails_its_own_request(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_texts_without_tokens_and_without_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A tokenizer that adds nothing around a text makes nothing of an empty one; one without an unknown token fails."""
+    """Without special tokens an empty text has no tokens; without an unknown token the tokenizer fails."""
     from tokenizers import Tokenizer, models
 
     spec = entry(tmp_path, text=text_spec(), options={"text_in": True})
     Tokenizer(models.WordLevel({"a": 0, "größe": 1}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
     model = tokenizer_of(monkeypatch, tmp_path / "triton", spec)
     empty, unknown = model.execute([ask(["a", ""]), ask(["b"])])
-    assert empty.error.message == "input 1: the tokenizer makes no token of it"
+    assert empty.error.message == "input 1: the tokenizer returned no tokens"
     assert unknown.error.code == "invalid"
-    assert "the tokenizer cannot read these texts" in unknown.error.message
+    assert "the tokenizer failed on these texts" in unknown.error.message
 
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> EntrySpec:
-    """An entry for the python backend, of a small graph."""
+    """An entry for the python backend with a small graph."""
     text = text_spec(inputs=("input_ids", "attention_mask"))
     spec = entry(tmp_path, text=text, options={"platform": "python", "instances": 2, "kind": "auto"})
     Tiny().save(spec.graph)
@@ -163,7 +162,7 @@ def rows(shape: tuple[int, int], *, token: int | None = None) -> dict[str, Array
 
 
 def test_the_encoder_answers_each_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: EntrySpec) -> None:
-    """With the graph's own rows, for the outputs that it asked for; equal lengths share a run."""
+    """With the graph's own rows, for the requested outputs; requests of equal length share a run."""
     model = encoder_of(monkeypatch, tmp_path, tiny)
     shapes = [(2, 5), (1, 7), (3, 5), (1, 5)]
     expected = [["pooled"], ["pooled"], ["pooled"], ["sentence_embedding", "pooled"]]
@@ -189,7 +188,7 @@ def test_the_encoder_answers_each_request(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_a_bad_request_fails_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: EntrySpec) -> None:
-    """A token that the graph does not know, in a run with others; and one whose client left."""
+    """A token id outside the graph's vocabulary, in a run with others; and a canceled request."""
     model = encoder_of(monkeypatch, tmp_path, tiny)
     left = Request(rows((1, 5)), ["pooled"], cancelled=True)
     good, bad, cancelled = model.execute(
@@ -203,7 +202,7 @@ def test_a_bad_request_fails_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_instances_share_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: EntrySpec) -> None:
-    """Each takes its part, and does not spin while it waits."""
+    """Each instance uses its share, and does not spin while it waits."""
     made: list[Any] = []
     session = onnxruntime.InferenceSession
 
@@ -221,7 +220,8 @@ def test_instances_share_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_the_gpu_is_taken_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: EntrySpec) -> None:
-    """Auto takes it when Triton gave one and ONNX Runtime can; gpu says what is missing; cpu never."""
+    """`auto` uses it if Triton assigns one and ONNX Runtime has CUDA; `gpu` reports what is missing; `cpu` never uses
+    it."""
     module = load(monkeypatch, install(triton_models(tiny)[0], tmp_path / "triton"))
     cpu = ["CPUExecutionProvider"]
     assert module.providers("auto", "GPU", "1") == cpu

@@ -1,4 +1,4 @@
-"""The wire: our own .proto against tritonclient's descriptors, and what is made of it."""
+"""The wire format: our .proto against tritonclient's descriptors, and the generated code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ UNUSED = ("SystemSharedMemory", "CudaSharedMemory", "TraceSetting", "LogSettings
 
 
 def tritonclient() -> Iterator[FileDescriptorProto]:
-    """Its two .proto files, read from the generated source: importing that would ask for a protobuf of its age."""
+    """Return the descriptors of its two .proto files, read from the generated source: importing it would need an older
+    protobuf."""
     found = find_spec("tritonclient")
     assert found is not None and found.submodule_search_locations
     folder = Path(next(iter(found.submodule_search_locations))) / "grpc"
@@ -39,7 +40,7 @@ def ours() -> FileDescriptorProto:
 
 
 def fields(message: DescriptorProto, package: str, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Everything that the wire knows of a message: field, number, type, label, choice, and its enums' values."""
+    """Return all wire facts of a message: field, number, type, label, choice, and its enums' values."""
     path = f"{prefix}{message.name}"
     yield path, "message"
     for field in message.field:
@@ -87,7 +88,7 @@ def test_what_is_committed_is_made_of_the_proto() -> None:
     folder = PROTO.parent
     made = protocol_compile.compile_proto(PROTO)
     assert made.keys() == {"protocol_pb2.py", "protocol_pb2.pyi"}
-    # Another protoc writes the stub in other words, the descriptor never.
+    # The stub differs between protoc versions, the descriptor does not.
     assert (folder / "protocol_pb2.py").read_text() == made["protocol_pb2.py"]
     assert (folder / "protocol_pb2.pyi").is_file()
 
@@ -97,7 +98,7 @@ def test_compiling_writes_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     copy.write_text(PROTO.read_text())
     monkeypatch.setattr(protocol_compile, "PROTOS", (copy,))
     protocol_compile.main()
-    assert (tmp_path / "protocol_pb2.py").read_text().startswith('"""Made of protocol.proto')
+    assert (tmp_path / "protocol_pb2.py").read_text().startswith('"""Generated from protocol.proto')
     assert "class ModelConfig(" in (tmp_path / "protocol_pb2.pyi").read_text()
 
 
@@ -110,7 +111,7 @@ def test_a_broken_proto_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("implementation", ["upb", "python"])
 def test_it_lives_beside_another_inference_package_in_one_process(implementation: str) -> None:
-    """tritonclient's own descriptors are called `inference.*`; ours must not clash with them, nor warn."""
+    """tritonclient's descriptors are named `inference.*`; ours must cause neither a clash nor a warning."""
     program = """
 import sys
 from google.protobuf import descriptor_pool

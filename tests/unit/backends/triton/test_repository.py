@@ -1,4 +1,4 @@
-"""A model repository on a disk: what is written, listed and removed, and what is never touched."""
+"""A model repository on disk: written, listed and removed entries, and folders that Shoal never changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def repository(tmp_path: Path) -> Repository:
 
 
 def foreign(repository: Repository, name: str) -> Path:
-    """A model that somebody else put there."""
+    """Write a model that Shoal did not make."""
     folder = repository.folder / name
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.py").write_text("theirs")
@@ -81,14 +81,14 @@ def test_the_listing_shows_who_made_a_model(repository: Repository, tmp_path: Pa
 
 
 def test_nothing_is_there_before_the_first_entry(repository: Repository) -> None:
-    """Looking and removing make nothing either."""
+    """Listing and removing create nothing either."""
     assert repository.entries() == []
     assert repository.remove("org/mini") is False
     assert not repository.folder.exists()
 
 
 def test_a_newer_entry_takes_the_place_of_an_older_one(repository: Repository, tmp_path: Path) -> None:
-    """Another graph under the same name; the old one is gone, and so are parts that the new one does not have."""
+    """With another graph; the old one is gone, and so are parts that the new one lacks."""
     repository.write(entry(tmp_path / "store", options=TEXT_IN))
     repository.write(entry(tmp_path / "store", graph=b"newer", options=TEXT_IN))
     assert (repository.folder / "org~mini~~encoder" / "1" / "model.onnx").read_bytes() == b"newer"
@@ -99,7 +99,7 @@ def test_a_newer_entry_takes_the_place_of_an_older_one(repository: Repository, t
 
 
 def test_removing_takes_all_parts(repository: Repository, tmp_path: Path) -> None:
-    """With what Python compiled there, and once."""
+    """Including Python's compiled files; a second removal finds nothing."""
     repository.write(entry(tmp_path / "store", options=TEXT_IN))
     repository.write(entry(tmp_path / "store", "org/other"))
     compiled = repository.folder / "org~mini~~encoder" / "1" / "__pycache__"
@@ -113,7 +113,7 @@ def test_removing_takes_all_parts(repository: Repository, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("taken", ["org~mini", "org~mini~~tokenizer"])
 def test_what_others_made_is_left_alone(repository: Repository, tmp_path: Path, taken: str) -> None:
-    """Neither replaced nor removed, and no part of ours appears beside it."""
+    """It is neither replaced nor removed, and no parts are added beside it."""
     foreign(repository, taken)
     before = tree(repository.folder)
     with pytest.raises(Forbidden, match="not made by Shoal"):
@@ -129,7 +129,7 @@ def test_what_others_made_is_left_alone(repository: Repository, tmp_path: Path, 
 
 @pytest.mark.parametrize("added", ["2/model.onnx", "1/notes.txt", "labels.txt"])
 def test_files_that_others_added_are_kept(repository: Repository, tmp_path: Path, added: str) -> None:
-    """A second version in a folder of ours, say: it is named, and nothing is changed."""
+    """Such as a second version in Shoal's folder: the error names it, and nothing changes."""
     repository.write(entry(tmp_path / "store", options=TEXT_IN))
     path = repository.folder / "org~mini~~encoder" / added
     path.parent.mkdir(exist_ok=True)
@@ -144,7 +144,7 @@ def test_files_that_others_added_are_kept(repository: Repository, tmp_path: Path
 
 
 def test_links_are_not_followed(repository: Repository, tmp_path: Path) -> None:
-    """A link under a model's name may lead to anything, a marked folder too."""
+    """A link under a model's name may point anywhere, even to a marked folder."""
     elsewhere = Repository(tmp_path / "elsewhere")
     elsewhere.write(entry(tmp_path / "store"))
     before = tree(elsewhere.folder)
@@ -158,7 +158,7 @@ def test_links_are_not_followed(repository: Repository, tmp_path: Path) -> None:
 
 
 def test_links_inside_of_an_entry_are_kept(repository: Repository, tmp_path: Path) -> None:
-    """Somebody put one into a folder of ours: it is a file that Shoal did not write."""
+    """A link in Shoal's folder is a file that Shoal did not write."""
     repository.write(entry(tmp_path / "store"))
     (repository.folder / "org~mini" / "2").symlink_to(tmp_path / "store")
     with pytest.raises(Forbidden, match=r"\(2\)"):
@@ -172,7 +172,7 @@ def test_links_inside_of_an_entry_are_kept(repository: Repository, tmp_path: Pat
     ids=["empty", "broken", "list", "newer"],
 )
 def test_a_mark_that_is_none_marks_nothing(repository: Repository, content: bytes) -> None:
-    """A folder whose mark cannot be read, or is of a newer Shoal, belongs to somebody else."""
+    """A folder with an unreadable mark, or one of a newer Shoal, is foreign."""
     folder = foreign(repository, "org~mini")
     (folder / "shoal.json").write_bytes(content)
     with pytest.raises(Forbidden):
@@ -181,7 +181,7 @@ def test_a_mark_that_is_none_marks_nothing(repository: Repository, content: byte
 
 
 def test_a_copied_entry_is_not_shoals(repository: Repository, tmp_path: Path) -> None:
-    """The mark names its folder: who copies one under another name owns the copy."""
+    """The mark names its folder, so a copy under another name is foreign."""
     repository.write(entry(tmp_path / "store"))
     shutil.copytree(repository.folder / "org~mini", repository.folder / "mine")
     assert [(one.name, one.managed) for one in repository.entries()] == [("mine", False), ("org/mini", True)]
@@ -191,7 +191,7 @@ def test_a_copied_entry_is_not_shoals(repository: Repository, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_names_touch_nothing(repository: Repository, tmp_path: Path, name: str) -> None:
-    """Refused before anything is looked at or written."""
+    """They are rejected before any disk access."""
     repository.write(entry(tmp_path / "store"))
     before = tree(tmp_path)
     with pytest.raises(InvalidValue, match="cannot name a model"):
@@ -205,7 +205,7 @@ def test_bad_names_touch_nothing(repository: Repository, tmp_path: Path, name: s
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.text(st.sampled_from("ab./~+\\\0é -_"), max_size=8) | st.text(max_size=8))
 def test_no_name_leads_out(tmp_path: Path, name: str) -> None:
-    """Whatever is asked to be removed, a tree around the repository stays as it is."""
+    """Whatever name is removed, the tree around the repository stays unchanged."""
     repository = Repository(tmp_path / "deep" / "models")
     (tmp_path / "deep" / "models" / "b").mkdir(parents=True, exist_ok=True)
     (tmp_path / "deep" / "b").mkdir(exist_ok=True)
@@ -232,17 +232,17 @@ def test_no_name_leads_out(tmp_path: Path, name: str) -> None:
 def test_the_way_is_checked_beside_the_name(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Were the rule of names ever too lax, still nothing outside is touched."""
+    """Even if the name check were too lax, nothing outside would change."""
     repository.write(entry(tmp_path / "store"))
     before = tree(tmp_path)
     monkeypatch.setattr("shoal.backends.triton.repository.triton_name", lambda name, part="model": f"../{name}")
-    with pytest.raises(InvalidValue, match="leads out"):
+    with pytest.raises(InvalidValue, match="points outside"):
         repository.remove("store")
     assert tree(tmp_path) == before
 
 
 def test_a_missing_source_leaves_nothing(repository: Repository, tmp_path: Path) -> None:
-    """Found before the repository is even made."""
+    """It is detected before the repository is created."""
     spec = entry(tmp_path / "store")
     spec.graph.unlink()
     with pytest.raises(ModelFileError, match="pull the model again"):
@@ -251,7 +251,7 @@ def test_a_missing_source_leaves_nothing(repository: Repository, tmp_path: Path)
 
 
 def test_disk_errors_name_the_setting(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the setting to look at; the folder is as it was."""
+    """The folder stays unchanged."""
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device", "model.onnx")
@@ -266,7 +266,7 @@ def test_disk_errors_name_the_setting(repository: Repository, tmp_path: Path, mo
 
 
 def test_a_repository_that_is_a_file_is_named(tmp_path: Path) -> None:
-    """The same, for a setting that leads to no folder."""
+    """The error names the setting."""
     (tmp_path / "models").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):
         Repository(tmp_path / "models").write(entry(tmp_path / "store"))
@@ -275,7 +275,7 @@ def test_a_repository_that_is_a_file_is_named(tmp_path: Path) -> None:
 def test_a_model_replaced_while_it_is_listed(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that goes between two looks counts nothing."""
+    """A file that disappears meanwhile counts 0 bytes."""
     repository.write(entry(tmp_path / "store"))
     lstat = os.lstat
 
@@ -290,7 +290,7 @@ def test_a_model_replaced_while_it_is_listed(
 
 
 def test_a_repository_behind_a_link_is_the_real_one(tmp_path: Path) -> None:
-    """The folder itself may be a link: it is the operator's setting."""
+    """The folder itself may be a link: the operator configured it."""
     (tmp_path / "real").mkdir()
     (tmp_path / "models").symlink_to(tmp_path / "real")
     repository = Repository(tmp_path / "models")

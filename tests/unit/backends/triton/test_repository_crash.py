@@ -1,4 +1,4 @@
-"""Changes of a repository that do not come to their end, at every step: Triton sees the old, the new or nothing."""
+"""Interrupted changes of a repository, at every step: Triton sees the old entry, the new one, or none."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ OTHERS = {"org~other", "org~other~~encoder", "org~other~~tokenizer"}
 
 
 def contents(folder: Path) -> dict[str, bytes | str]:
-    """A model's folder without its mark, which holds a time."""
+    """Return a model folder's files without its mark, which contains a time."""
     return {name: content for name, content in tree(folder).items() if name != "shoal.json"}
 
 
 def states(root: Path) -> list[dict[str, dict[str, bytes | str]]]:
-    """What the folders of org/mini hold before and after a write, whole."""
+    """Return the complete contents of org/mini's folders before and after a write."""
     found = []
     for graph in (b"old", b"new"):
         repository = Repository(root / graph.decode() / "models")
@@ -36,8 +36,7 @@ def states(root: Path) -> list[dict[str, dict[str, bytes | str]]]:
 
 @pytest.mark.parametrize("scenario", ["fresh", "replace", "remove"])
 def test_a_killed_writer_leaves_only_whole_models(tmp_path: Path, scenario: str) -> None:
-    """Each folder that Triton would load is the old or the new one, complete; the ensemble never without its parts;
-    and the next change tidies up."""
+    """Each folder is completely old or new, and the ensemble never lacks its parts; the next change cleans up."""
     run = [sys.executable, "-m", "tests.unit.backends.triton.crash", str(tmp_path / "cases"), scenario]
     subprocess.run(run, check=True, timeout=50)
     old, new = states(tmp_path / "wanted")
@@ -68,7 +67,7 @@ def test_a_killed_writer_leaves_only_whole_models(tmp_path: Path, scenario: str)
 def test_a_failing_rename_is_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: str, failing: int
 ) -> None:
-    """The folders that were in place already go back: it is the old entry or none."""
+    """Folders already in place move back: the old entry stays, or none."""
     repository = Repository(tmp_path / "models")
     if scenario == "replace":
         repository.write(entry(tmp_path / "old", graph=b"old", options=OPTIONS))

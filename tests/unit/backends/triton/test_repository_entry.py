@@ -1,4 +1,4 @@
-"""Specifications to Triton models: configurations as Triton reads them, files, and what is refused."""
+"""Specifications to Triton models: configurations, files, and rejected specifications."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.backends.triton.entry_kit import SPEC, entry
 
 
 def config_of(model: TritonModel) -> dict[str, Any]:
-    """config.pbtxt parsed back, without what is the same everywhere."""
+    """Return config.pbtxt parsed, without the fields that all models share."""
     parsed = Parse(model.config_text.decode(), ModelConfig())
     assert parsed == model.config
     config: dict[str, Any] = MessageToDict(parsed, preserving_proto_field_name=True)
@@ -69,7 +69,7 @@ dynamic_batching {
 
 
 def test_the_text_of_a_plain_configuration(tmp_path: Path) -> None:
-    """Golden: what is written for ONNX Runtime, up to the parameters."""
+    """Golden file: the text for ONNX Runtime, up to the parameters."""
     options = {"instances": 2, "kind": "cpu", "max_queue_size": 9, "warm_up": False}
     (model,) = triton_models(entry(tmp_path, "mini", options=options))
     text = model.config_text.decode("ascii")
@@ -78,7 +78,7 @@ def test_the_text_of_a_plain_configuration(tmp_path: Path) -> None:
 
 
 def test_parameters_say_what_the_model_is(tmp_path: Path) -> None:
-    """A Shoal elsewhere needs nothing but the configuration; the file is ASCII, whatever the prompts are."""
+    """Another Shoal needs only the configuration; the file is ASCII, whatever the prompts are."""
     for model in triton_models(entry(tmp_path, options={"text_in": True})):
         values = parameters(model)
         text = values.pop("shoal_text")
@@ -107,7 +107,7 @@ def test_parameters_say_what_the_model_is(tmp_path: Path) -> None:
     ],
 )
 def test_each_platform_opens_its_own_file(tmp_path: Path, platform: Any, main: str, files: set[str]) -> None:
-    """Backend, main file and the files of each platform; all are there with the graph under the right name."""
+    """Backend, main file and files of each platform; each file exists, with the graph under the right name."""
     spec = entry(tmp_path, options={"platform": platform, "warm_up": False})
     (model,) = triton_models(spec)
     assert (model.name, model.part) == ("org~mini", "model")
@@ -144,13 +144,13 @@ def test_external_weights_keep_their_paths(tmp_path: Path) -> None:
     ],
 )
 def test_accelerators(tmp_path: Path, options: dict[str, Any], expected: dict[str, Any]) -> None:
-    """As the onnxruntime backend reads them."""
+    """In the form that the onnxruntime backend reads."""
     (model,) = triton_models(entry(tmp_path, options=options))
     assert config_of(model)["optimization"] == {"execution_accelerators": expected}
 
 
 def test_tensors_may_be_given(tmp_path: Path) -> None:
-    """A graph with other datatypes says so."""
+    """For a graph with other datatypes."""
     fields: dict[str, Any] = {
         "inputs": (Tensor("input_ids", "INT32", (-1,)),),
         "outputs": (Tensor("pooled", "FP16", (4,)),),
@@ -162,7 +162,7 @@ def test_tensors_may_be_given(tmp_path: Path) -> None:
 
 
 def test_one_output_where_the_model_has_one(tmp_path: Path) -> None:
-    """A graph that gives only normalised vectors has a single output under both names."""
+    """A graph that returns only normalized vectors has a single output under both names."""
     (model,) = triton_models(entry(tmp_path, text=msgspec.structs.replace(SPEC, pooled="sentence_embedding")))
     assert [output.name for output in model.config.output] == ["sentence_embedding"]
 
@@ -195,7 +195,7 @@ M3 = msgspec.structs.replace(
     ],
 )
 def test_every_head_is_an_output(tmp_path: Path, changes: dict[str, Any], expected: dict[str, list[int]]) -> None:
-    """With the axes of one text: a number a label, a word, a token, or a vector a token."""
+    """With the axes for one text: one number per label, word or token, or one vector per token."""
     (model,) = triton_models(entry(tmp_path, text=msgspec.structs.replace(SPEC, **changes), token_width=6))
     assert {output.name: list(output.dims) for output in model.config.output} == expected
 
@@ -203,12 +203,12 @@ def test_every_head_is_an_output(tmp_path: Path, changes: dict[str, Any], expect
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dimension": 0, "sparse": SparseSpec()}, "org/mini gives no dense vectors"),
-        ({"frame_tokens": False}, "org/mini reads texts as no tokenizer there does"),
+        ({"dimension": 0, "sparse": SparseSpec()}, "org/mini returns no dense vectors"),
+        ({"frame_tokens": False}, "org/mini frames texts in a way that the tokenizer on Triton does not support"),
     ],
 )
 def test_ensembles_are_over_encoders(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    """One vector comes out, of a text that the tokenizer frames; the encoder beside it gives all that it has."""
+    """The ensemble returns one vector of a text framed by the tokenizer; its encoder returns all outputs."""
     with pytest.raises(ConfigError, match=message) as caught:
         entry(tmp_path, text=msgspec.structs.replace(SPEC, **changes), options={"text_in": True})
     assert caught.value.param == "triton_text_in"
@@ -218,7 +218,7 @@ def test_ensembles_are_over_encoders(tmp_path: Path, changes: dict[str, Any], me
 
 
 def test_warm_up_runs_a_short_and_the_longest_text(tmp_path: Path) -> None:
-    """Masks are ones, from a file of the size that Triton expects; the rest is zeros."""
+    """Masks are ones, from a file of the size that Triton expects; other inputs are zeros."""
     (model,) = triton_models(entry(tmp_path))
     short, long = model.config.model_warmup
     assert (short.name, short.batch_size) == ("16 tokens", 1)
@@ -273,7 +273,7 @@ def test_text_in_makes_three_models(tmp_path: Path) -> None:
 
 
 def test_without_dynamic_batching(tmp_path: Path) -> None:
-    """Then there is no such block, and Triton runs each request as it came."""
+    """Then the block is absent, and Triton runs each request alone."""
     (model,) = triton_models(entry(tmp_path, options={"dynamic_batching": False}))
     assert not model.config.HasField("dynamic_batching")
 
@@ -283,12 +283,12 @@ def test_without_dynamic_batching(tmp_path: Path) -> None:
     [
         ({"fp16": True}, "triton_fp16", "triton_accelerator tensorrt and triton_kind gpu"),
         ({"fp16": True, "accelerator": "tensorrt"}, "triton_fp16", "triton_kind gpu"),
-        ({"fp16": True, "platform": "python"}, "triton_fp16", "a graph that is fp16 itself"),
+        ({"fp16": True, "platform": "python"}, "triton_fp16", "a graph that is already fp16"),
         ({"accelerator": "tensorrt", "platform": "python"}, "triton_accelerator", "triton_platform onnxruntime"),
         ({"accelerator": "tensorrt", "kind": "cpu"}, "triton_accelerator", "choose triton_kind gpu"),
         ({"accelerator": "openvino", "kind": "gpu"}, "triton_accelerator", "choose triton_kind cpu"),
         ({"platform": "tensorrt", "kind": "cpu"}, "triton_kind", "choose triton_kind gpu"),
-        ({"max_queue_size": 4, "dynamic_batching": False}, "triton_queue_size", "turn dynamic batching on"),
+        ({"max_queue_size": 4, "dynamic_batching": False}, "triton_queue_size", "enable triton_dynamic_batching"),
         ({"max_batch_size": 0}, "max_batch_size", "at least 1"),
         ({"instances": 0}, "instances", "at least 1"),
         ({"max_queue_size": -1}, "max_queue_size", "at least 0"),
@@ -297,20 +297,19 @@ def test_without_dynamic_batching(tmp_path: Path) -> None:
 def test_what_does_not_go_together_is_refused(
     tmp_path: Path, options: dict[str, Any], param: str, message: str
 ) -> None:
-    """With the setting at fault and the next step."""
+    """The error has the setting and the next step."""
     with pytest.raises(ConfigError, match=message) as caught:
         entry(tmp_path, options=options)
     assert caught.value.param == param
 
 
 def test_a_graph_that_is_fp16_needs_no_accelerator(tmp_path: Path) -> None:
-    """The setting is fulfilled already."""
     spec = entry(tmp_path, precision="f16", options={"fp16": True, "platform": "tensorrt"})
     assert triton_models(spec)[0].config.optimization.ByteSize() == 0
 
 
 def test_bad_specifications_are_refused(tmp_path: Path) -> None:
-    """A name that is none, texts without a tokenizer, weights from elsewhere."""
+    """An invalid name, texts without a tokenizer, weights outside the folder."""
     with pytest.raises(InvalidValue, match="cannot name a model"):
         entry(tmp_path, "a/../../b")
     with pytest.raises(ModelFileError, match="load without text_in"):
@@ -321,12 +320,12 @@ def test_bad_specifications_are_refused(tmp_path: Path) -> None:
 
 
 def test_options_have_the_defaults_of_the_settings() -> None:
-    """Nothing chosen: ONNX Runtime, one instance, batching on."""
+    """ONNX Runtime, one instance, dynamic batching on."""
     options = EntryOptions()
     assert (options.platform, options.instances, options.dynamic_batching) == ("onnxruntime", 1, True)
 
 
 def test_the_programs_are_there() -> None:
-    """They travel with the package, and are Python."""
+    """The package contains them, and they are valid Python."""
     for name in ("encoder.py", "tokenizer.py"):
         compile((PROGRAMS / name).read_text(), name, "exec")

@@ -14,7 +14,7 @@ from tests.unit.backends.triton.entry_kit import entry
 
 
 def test_all_files_travel(tmp_path: Path) -> None:
-    """Under their paths in the folder, as bytes, with the configuration that the repository would hold."""
+    """By their paths in the folder, as bytes, with the configuration that the repository would have."""
     data = tmp_path / "weights.bin"
     spec = entry(tmp_path, data=(data,), options={"platform": "python"})
     data.write_bytes(b"weights")
@@ -34,7 +34,7 @@ def test_all_files_travel(tmp_path: Path) -> None:
 
 
 def test_parts_go_before_the_whole(tmp_path: Path) -> None:
-    """And the ensemble is known for one."""
+    """The ensemble is marked as one."""
     requests = build_pushes(entry(tmp_path, options={"platform": "python", "text_in": True}))
     assert [(one.model.name, one.ensemble) for one in requests] == [
         ("org~mini~~encoder", False),
@@ -53,8 +53,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_into_a_message_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the way that remains."""
+    """The error has the alternative."""
     monkeypatch.setattr(module, "MAX_PUSH", 100)
-    with pytest.raises(ConfigError, match="a push takes at most 100") as caught:
+    with pytest.raises(ConfigError, match="a push is limited to 100") as caught:
         build_pushes(entry(tmp_path, graph=b"x" * 200))
     assert caught.value.param == "triton_repository"

@@ -1,4 +1,4 @@
-"""What is on disk of a server: who has it, whether that is still true, and what it left in shared memory."""
+"""A server's state on disk: its owner, whether it is stale, and leftovers in shared memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from select import select
 
 import msgspec
 import pytest
@@ -44,7 +45,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_a_process_is_itself_until_it_ends() -> None:
-    """One that ended, even unwaited for, and one whose number is another's are told apart from it."""
+    """An ended process, even a zombie, and a reused id are detected."""
     with subprocess.Popen(["sleep", "60"]) as child:
         one = find_process(child.pid)
         other = Process(child.pid, one.started + 1)
@@ -60,7 +61,7 @@ def test_a_process_is_itself_until_it_ends() -> None:
 
 
 def test_one_process_has_a_folder_at_a_time(folder: RunFolder) -> None:
-    """Until it gives it back, or ends."""
+    """Until it releases the folder, or ends."""
     assert not folder.is_supervised()
     assert folder.claim()
     assert folder.is_supervised()
@@ -82,7 +83,7 @@ def test_one_process_has_a_folder_at_a_time(folder: RunFolder) -> None:
 
 
 def test_a_state_round_trips_and_is_forgotten(folder: RunFolder) -> None:
-    """Written whole; after `release` it is gone, and the log stays when it is to be read."""
+    """`release` deletes it, and keeps the log if requested."""
     assert folder.read() is None
     folder.claim()
     expected = state(phase="ready", server=find_process(os.getpid()))
@@ -95,14 +96,13 @@ def test_a_state_round_trips_and_is_forgotten(folder: RunFolder) -> None:
 
 
 def test_a_broken_state_is_none(folder: RunFolder) -> None:
-    """Whatever wrote it."""
     folder.path.mkdir(parents=True)
     (folder.path / "state.json").write_text("{")
     assert folder.read() is None
 
 
 def test_the_tail_of_a_log(folder: RunFolder) -> None:
-    """So many lines of its end, whatever bytes are in it; nothing where there is none."""
+    """The last lines, with any bytes; empty if there is no log."""
     assert folder.tail(5) == ""
     folder.path.mkdir(parents=True)
     folder.log.write_bytes(b"first\n" + b"x" * 100_000 + b"\nbad \xff\nlast\n")
@@ -110,7 +110,7 @@ def test_the_tail_of_a_log(folder: RunFolder) -> None:
 
 
 def test_claiming_clears_what_a_killed_one_left(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its state says."""
+    """As recorded in its state."""
     cleared: list[State] = []
     monkeypatch.setattr("shoal.backends.triton.run_state.remove_remains", cleared.append)
     folder.path.mkdir(parents=True)
@@ -122,7 +122,7 @@ def test_claiming_clears_what_a_killed_one_left(folder: RunFolder, monkeypatch: 
 
 
 def test_only_its_own_shared_memory_is_removed(tmp_path: Path) -> None:
-    """A prefix that is not Shoal's, or empty, removes nothing; a missing folder is nothing to do."""
+    """A foreign or empty prefix removes nothing; a missing folder is not an error."""
     for name in ("shoal_triton_2_ab_x", "shoal_triton_2_cd_x", "other"):
         (tmp_path / name).touch()
     for prefix in ("", "oth", "shoal_triton_2_ab_"):
@@ -140,7 +140,7 @@ child.wait()
 
 
 def test_a_dead_server_s_busy_children_are_ended() -> None:
-    """Though the server is gone; a session whose number became another process's is left alone."""
+    """Although the server is gone; a session whose number was reused is left alone."""
     command = [sys.executable, "-IS", "-c", SESSION]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, start_new_session=True) as leader:
         assert leader.stdout is not None
@@ -151,13 +151,15 @@ def test_a_dead_server_s_busy_children_are_ended() -> None:
         leader.kill()
         leader.wait()
         assert child.is_alive()
-        remove_remains(state(server=server))
-        assert leader.stdout.read() == "", "the child had the pipe, too"
+        with os.fdopen(os.pidfd_open(child.pid)) as ended:
+            remove_remains(state(server=server))
+            assert leader.stdout.read() == "", "the child had the pipe, too"
+            assert select([ended], [], [], 30)[0], "a process closes its pipes a moment before it ends"
     assert not child.is_alive()
 
 
 def test_folders_by_port(tmp_path: Path) -> None:
-    """Other files are passed over, and no folder at all is none."""
+    """Other files are skipped; a missing folder has none."""
     for name in ("8001", "80", "supervisor.log"):
         (tmp_path / name).mkdir()
     assert [folder.path.name for folder in run_folders(tmp_path)] == ["80", "8001"]

@@ -1,4 +1,4 @@
-"""Which models on Triton are embedders, and how they are called."""
+"""Detection of embedders on Triton, and how to call them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.unit.backends.triton.schema_kit import (
 
 class TestTextModels:
     def test_the_ensemble_of_a_tokenizer_and_an_encoder(self) -> None:
-        """bge-m3 behind an ensemble: text STRING [1] in, embedding FP32 [1024] out, up to 256 a call."""
+        """bge-m3 behind an ensemble: text STRING [1] in, embedding FP32 [1024] out, up to 256 per call."""
         ensemble = config([TEXT], [("embedding", "FP32", [1024])], size=256, platform="ensemble")
         ensemble.ensemble_scheduling.SetInParent()
         embedder = detect_embedder(ensemble, metadata("1"))
@@ -58,13 +58,13 @@ class TestTextModels:
         )
 
     def test_one_text_of_any_name_is_enough(self) -> None:
-        """A python model with its own words for both ends."""
+        """A python model with its own tensor names."""
         embedder = found([("QUERY", "BYTES", [-1])], [("OUT", "FP16", [-1])], backend="python")
         assert (sent(embedder), read(embedder)) == ({"text": "QUERY"}, {"embedding": "OUT"})
         assert (embedder.dimension, embedder.precision) == (None, "f16")
 
     def test_nim(self) -> None:
-        """`text` in, `embeddings` and `token_count` out: the optional `modality` is left to its default."""
+        """`text` in, `embeddings` and `token_count` out; the optional `modality` keeps its default."""
         modality: Tensor = ("modality", "BYTES", [1])
         outputs: list[Tensor] = [("token_count", "INT32", [1]), ("embeddings", "FP32", [2048])]
         embedder = found([TEXT, modality], outputs, optional=("modality",))
@@ -73,7 +73,7 @@ class TestTextModels:
         assert [port.axes for port in embedder.outputs] == [1, 0]
 
     def test_embeddings_without_a_count_are_not_nim(self) -> None:
-        """Its parameters would be news to such a model."""
+        """Such a model does not know NIM's parameters."""
         assert found([TEXT], [("embeddings", "FP32", [8])]).style == "text"
 
     def test_litellm(self) -> None:
@@ -84,7 +84,7 @@ class TestTextModels:
         assert embedder.dimension == 768
 
     def test_the_named_output_of_several(self) -> None:
-        """`embedding` before `sentence_embedding`; others are not asked for."""
+        """`embedding` before `sentence_embedding`; other outputs are not requested."""
         outputs: list[Tensor] = [("sentence_embedding", "FP32", [8]), ("embedding", "FP32", [4]), ("x", "FP32", [1])]
         assert read(found([TEXT], outputs)) == {"embedding": "embedding"}
 
@@ -102,19 +102,19 @@ class TestTextModels:
         ],
     )
     def test_shapes_of_texts(self, size: int, dims: list[int], out: list[int], batch: str, column: bool) -> None:
-        """Where the batch axis is, and whether a text has an axis of its own."""
+        """The position of the batch axis, and whether a text has its own axis."""
         embedder = found([("text", "BYTES", dims)], [("embedding", "FP32", out)], size=size)
         assert (embedder.batch, embedder.inputs[0].column, embedder.dimension) == (batch, column, 4)
         assert embedder.max_batch_size == (8 if size else 0 if batch == "free" else 1)
 
     @pytest.mark.parametrize("dims", [[2], [1, 1], [5, 1]])
     def test_other_shapes_of_texts_are_refused(self, dims: list[int]) -> None:
-        """Two texts an item is something else."""
-        assert "has not that shape" in refusal([("text", "BYTES", dims)], [("embedding", "FP32", [4])])
+        """Such as two texts per item."""
+        assert "not the shape of a batch of texts" in refusal([("text", "BYTES", dims)], [("embedding", "FP32", [4])])
 
     def test_token_vectors_of_a_text_are_refused(self) -> None:
-        """Nobody here knows which of them are padding."""
-        assert "vectors of tokens" in refusal([TEXT], [("embedding", "FP32", [-1, 8])])
+        """Without the tokenizer Shoal cannot find the padding."""
+        assert "token vectors" in refusal([TEXT], [("embedding", "FP32", [-1, 8])])
 
 
 class TestTokenModels:
@@ -127,12 +127,12 @@ class TestTokenModels:
         assert embedder.has_mask
 
     def test_token_vectors_are_found_by_their_axes(self) -> None:
-        """[-1, d] under a batch axis is a vector a token, whatever it is called."""
+        """[-1, d] under a batch axis means one vector per token, under any name."""
         embedder = found([IDS, MASK], [("last_hidden_state", "FP32", [-1, 384])])
         assert (embedder.level, read(embedder)) == ("token", {"token_embeddings": "last_hidden_state"})
 
     def test_int32_ids_and_half_floats(self) -> None:
-        """The engine casts to what the model takes."""
+        """The engine casts to the model's types."""
         inputs: list[Tensor] = [(name, "INT32", [-1]) for name in ("input_ids", "attention_mask", "token_type_ids")]
         embedder = found(inputs, [("sentence_embedding", "BF16", [8])])
         assert [port.datatype for port in embedder.inputs] == ["INT32"] * 3
@@ -151,7 +151,7 @@ class TestTokenModels:
         ],
     )
     def test_without_a_batch_limit(self, ids: list[int], out: list[int], batch: str, level: str) -> None:
-        """max_batch_size 0: a leading -1 takes any number of texts, everything else one at a time."""
+        """max_batch_size 0: a leading -1 takes any number of texts, all other shapes one at a time."""
         embedder = found([("input_ids", "INT64", ids)], [("output", "FP32", out)], size=0)
         assert (embedder.batch, embedder.level, embedder.dimension) == (batch, level, 8)
         assert embedder.max_batch_size == (0 if batch == "free" else 1)
@@ -161,18 +161,18 @@ class TestTokenModels:
         ("size", "dims", "length"), [(8, [128], 128), (8, [-1], 0), (0, [-1, 64], 64), (0, [32], 32)]
     )
     def test_a_fixed_length_is_reported(self, size: int, dims: list[int], length: int) -> None:
-        """A TensorRT plan may take one length only."""
+        """A TensorRT plan may take only one length."""
         out = [8] if size or len(dims) == 1 else [-1, 8]
         embedder = found([("input_ids", "INT32", dims)], [("output", "FP32", out)], size=size)
         assert embedder.length == length
 
     def test_our_own_outputs_come_both(self) -> None:
-        """`pooled` beside `sentence_embedding`: the model's spec says which is read."""
+        """`pooled` beside `sentence_embedding`: the model's spec selects one."""
         outputs: list[Tensor] = [("pooled", "FP32", [384]), SENTENCE]
         assert list(read(found([IDS, MASK], outputs))) == ["sentence_embedding", "pooled"]
 
     def test_a_pooled_vector_alone_is_the_sentences(self) -> None:
-        """There is no other to tell it from, whether it is found or named."""
+        """Without another vector it is the sentence's, detected or configured."""
         for names in (None, TensorNames(outputs={"pooled": "pooled"})):
             assert read(found([IDS, MASK], [("pooled", "FP32", [8])], names)) == {"sentence_embedding": "pooled"}
 
@@ -187,7 +187,7 @@ class TestTokenModels:
         ],
     )
     def test_which_output_is_taken(self, names: tuple[str, ...], chosen: str) -> None:
-        """The order is written down; BERT's pooler_output is the last resort."""
+        """In the documented order; BERT's pooler_output is the last resort."""
         tokens = ("last_hidden_state", "token_embeddings")
         outputs: list[Tensor] = [(name, "FP32", [-1, 8] if name in tokens else [8]) for name in names]
         assert next(iter(read(found([IDS, MASK], outputs)).values())) == chosen
@@ -200,7 +200,7 @@ class TestTokenModels:
         assert list(sent(embedder)) == ["input_ids", "attention_mask", "pooling_mask"]
 
     def test_optional_is_known_from_the_configuration_alone(self) -> None:
-        """The same input, required, must be filled."""
+        """The same input, if required, must be filled."""
         types: Tensor = ("token_type_ids", "INT64", [-1])
         assert "token_type_ids" in sent(found([IDS, MASK, types], [SENTENCE]))
 
@@ -214,16 +214,16 @@ class TestNames:
         assert embedder.length == 77
 
     def test_an_output_of_several(self) -> None:
-        """Where the order of preference is wrong, or has none of them."""
+        """If the order of preference is wrong, or has none of them."""
         outputs: list[Tensor] = [("a", "FP32", [8]), ("b", "FP32", [-1, 8])]
-        assert "name the one" in refusal([IDS, MASK], outputs)
+        assert "name the output with the embedding" in refusal([IDS, MASK], outputs)
         assert read(found([IDS, MASK], outputs, TensorNames(outputs={"token_embeddings": "b"}))) == {
             "token_embeddings": "b"
         }
         assert read(found([IDS, MASK], outputs, TensorNames(outputs={"embedding": "a"}))) == {"sentence_embedding": "a"}
 
     def test_the_text_of_several(self) -> None:
-        """Two texts are ambiguous until one is named; the other must be optional."""
+        """Two texts are ambiguous until one is configured; the other must be optional."""
         inputs: list[Tensor] = [("a", "BYTES", [1]), ("b", "BYTES", [1])]
         assert "input_names" in refusal(inputs, [SENTENCE])
         assert sent(found(inputs, [SENTENCE], TensorNames(inputs={"text": "b"}), optional=("a",))) == {"text": "b"}
@@ -236,11 +236,11 @@ class TestNames:
             (TensorNames(inputs={"input_ids": "nope"}), "it has input_ids, attention_mask"),
             (TensorNames(outputs={"sentence_embedding": "nope"}), "output_names.sentence_embedding"),
             (TensorNames(inputs={"input_ids": "input_ids", "token_type_ids": "input_ids"}), "twice"),
-            (TensorNames(outputs={"token_embeddings": "sentence_embedding"}), "is no token_embeddings"),
+            (TensorNames(outputs={"token_embeddings": "sentence_embedding"}), "is not the shape of token_embeddings"),
         ],
     )
     def test_names_that_do_not_fit(self, names: TensorNames, message: str) -> None:
-        """The setting is named, with what there is."""
+        """The error names the setting and the existing tensors."""
         assert message in refusal([IDS, MASK], [SENTENCE], names)
 
 
@@ -258,12 +258,12 @@ class TestRefusals:
     @pytest.mark.parametrize("kind", GENERATORS)
     @pytest.mark.parametrize("decoupled", [False, True])
     def test_models_that_generate_text(self, kind: str, decoupled: bool) -> None:
-        """Each convention is known by name, decoupled or not."""
+        """Each convention has a name, decoupled or not."""
         inputs, more = GENERATORS[kind]
         tensors: list[Tensor] = [(name, "INT32" if "input_" in name[:6] else "BYTES", [1]) for name in inputs]
         policy = ModelTransactionPolicy(decoupled=decoupled)
         message = refusal(tensors, [("text_output", "BYTES", [-1])], model_transaction_policy=policy, **more)
-        assert message == f"Triton's model 'm' generates text ({kind}): it is no embedder"
+        assert message == f"Triton's model 'm' generates text ({kind}): it is not an embedder"
 
     @pytest.mark.parametrize(
         ("tensor", "size"), [(("pixel_values", "FP32", [3, 224, 224]), 8), (("input", "FP16", [-1, 3, -1, -1]), 0)]
@@ -273,7 +273,7 @@ class TestRefusals:
         assert "reads images" in refusal([tensor], [("image_embeds", "FP32", [512])], size=size)
 
     def test_decoupled_models(self) -> None:
-        """Only a stream may call them."""
+        """They can be called only in a stream."""
         policy = ModelTransactionPolicy(decoupled=True)
         assert "decoupled" in refusal([TEXT], [("embedding", "FP32", [8])], model_transaction_policy=policy)
 
@@ -286,32 +286,32 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("inputs", "outputs", "message"),
         [
-            ([IDS, MASK, ("language", "INT32", [1])], [SENTENCE], "does not know: language (INT32 [1])"),
+            ([IDS, MASK, ("language", "INT32", [1])], [SENTENCE], "requires unknown inputs: language (INT32 [1])"),
             ([("features", "FP32", [4])], [SENTENCE], "takes features (FP32 [4])"),
             ([], [SENTENCE], "takes nothing"),
             ([("input_ids", "FP32", [-1])], [SENTENCE], "input_ids are INT64 or INT32"),
-            ([("input_ids", "INT64", [-1, 2])], [SENTENCE], "has not that shape"),
-            ([IDS, ("attention_mask", "INT64", [-1, -1])], [SENTENCE], "one number a token"),
-            ([IDS, MASK], [("label", "INT64", [1])], "no floats"),
-            ([IDS, MASK], [], "gives nothing"),
-            ([IDS, MASK], [("x", "FP32", [2, -1, 8])], "neither a vector nor a vector a token"),
+            ([("input_ids", "INT64", [-1, 2])], [SENTENCE], "which is not the shape of a batch of token ids"),
+            ([IDS, ("attention_mask", "INT64", [-1, -1])], [SENTENCE], "one number per token"),
+            ([IDS, MASK], [("label", "INT64", [1])], "no float output"),
+            ([IDS, MASK], [], "returns nothing"),
+            ([IDS, MASK], [("x", "FP32", [2, -1, 8])], "neither one vector nor one vector per token"),
         ],
     )
     def test_what_is_not_an_embedder(self, inputs: list[Tensor], outputs: list[Tensor], message: str) -> None:
-        """The tensor at fault is named."""
+        """The error names the tensor."""
         assert message in refusal(inputs, outputs)
 
 
 class TestTheRest:
     def test_instances_are_counted_over_groups_and_gpus(self) -> None:
-        """`count` is for each GPU; groups that do not say count one, passive ones none."""
+        """`count` applies to each GPU; groups without it count one, passive ones none."""
         groups = [ModelInstanceGroup(count=2, gpus=[0, 1]), ModelInstanceGroup(count=3), ModelInstanceGroup()]
         assert found([TEXT], [SENTENCE], instance_group=groups).instances == 8
         assert found([TEXT], [SENTENCE], instance_group=[ModelInstanceGroup(count=4, passive=True)]).instances == 1
         assert found([TEXT], [SENTENCE]).instances == 1
 
     def test_what_the_repository_writer_left_is_read_back(self) -> None:
-        """Its parameters as plain strings; others are none of ours."""
+        """Its parameters as plain strings; other parameters are ignored."""
         parameters = {
             "shoal_source": ModelParameter(string_value="hf:org/name"),
             "shoal_precision": ModelParameter(string_value="f16"),
@@ -328,7 +328,7 @@ class TestTheRest:
 
     @pytest.mark.parametrize("size", [0, 8])
     def test_metadata_stands_in_where_the_configuration_is_silent(self, size: int) -> None:
-        """Its shapes hold the batch axis, the configuration's dims do not."""
+        """Its shapes include the batch axis, the configuration's dims do not."""
         tensor = ModelMetadataResponse.TensorMetadata
         shapes = ModelMetadataResponse(
             name="m",
@@ -340,21 +340,21 @@ class TestTheRest:
         assert embedder.batch == ("config" if size else "free")
 
     def test_reshape_is_none_of_the_clients_business(self) -> None:
-        """Dims are what clients send and get; the model sees something else."""
+        """Clients send and receive dims; only the model sees the other shape."""
         reshaped = config([TEXT], [("embedding", "FP32", [8])])
         reshaped.input[0].reshape.SetInParent()
         reshaped.output[0].reshape.shape.extend([1, 1, 8])
         assert detect_embedder(reshaped, metadata()).dimension == 8
 
     def test_tensors_tell_whether_it_is_called_as_before(self) -> None:
-        """A change of instances is none; a change of the dimension is one."""
+        """The number of instances does not matter; the dimension does."""
         first = found([IDS, MASK], [SENTENCE])
         assert found([IDS, MASK], [SENTENCE], instance_group=[ModelInstanceGroup(count=4)]).tensors == first.tensors
         assert found([IDS, MASK], [("sentence_embedding", "FP32", [8])]).tensors != first.tensors
 
 
 def test_what_shoal_writes_is_served(tmp_path: Path) -> None:
-    """The encoder by its token ids, the ensemble by its texts; the tokenizer between them is no embedder."""
+    """The encoder by token ids, the ensemble by text; the tokenizer part is not an embedder."""
     text = TextSpec(tokenizer="tokenizer.json", inputs=("input_ids", "attention_mask"), dimension=8, max_tokens=16)
     for name in ("model.onnx", "tokenizer.json"):
         (tmp_path / name).write_bytes(b"{}")
@@ -375,19 +375,19 @@ def test_what_shoal_writes_is_served(tmp_path: Path) -> None:
     assert set(read(encoder)) == {"sentence_embedding", "pooled"}
     assert encoder.precision == "f32"
     assert encoder.parameters["shoal_source"] == "hf:org/m"
-    with pytest.raises(ConfigError, match="no floats"):
+    with pytest.raises(ConfigError, match="no float output"):
         detect_embedder(models["tokenizer"], metadata())
 
 
 class TestShapes:
     @pytest.mark.parametrize(("dims", "shape"), [([1], (3, 1)), ([], (3,))])
     def test_texts_are_sent_as_the_model_takes_them(self, dims: list[int], shape: tuple[int, ...]) -> None:
-        """[n, 1] or [n]."""
+        """As [n, 1] or [n]."""
         embedder = found([("text", "BYTES", dims)], [SENTENCE])
         assert embedder.shape_input(embedder.inputs[0], np.array(["a", "b", "c"], dtype=object)).shape == shape
 
     def test_without_a_batch_axis_one_item_is_sent_bare(self) -> None:
-        """And its answer gets the axis back."""
+        """The response gets the axis back."""
         embedder = found([IDS], [("output", "FP32", [-1, 8])], size=0)
         assert embedder.shape_input(embedder.inputs[0], np.ones((1, 5), np.int64)).shape == (5,)
         assert embedder.shape_output(embedder.outputs[0], np.ones((5, 8)), 1).shape == (1, 5, 8)
@@ -397,7 +397,7 @@ class TestShapes:
         (1, (3, 0), (3, 0)),
     ])  # fmt: skip
     def test_answers_have_their_rows_first(self, axes: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-        """Axes of size 1 in between go."""
+        """Axes of size 1 in between are dropped."""
         port = Port("x", "x", "FP32", (), axes=axes)
         assert found([TEXT], [SENTENCE]).shape_output(port, np.zeros(shape), 3).shape == expected
 
@@ -437,7 +437,7 @@ def test_detecting_never_fails_otherwise(
     decoupled: bool,
     versions: list[str],
 ) -> None:
-    """Any configuration is either an embedder that can be called, or a ConfigError with a reason."""
+    """Any configuration yields an embedder that can be called, or a ConfigError with a reason."""
     policy = ModelTransactionPolicy(decoupled=decoupled)
     made = config(inputs, outputs, size=size, optional=optional, model_transaction_policy=policy)
     try:

@@ -1,4 +1,4 @@
-"""Models on Triton with other heads than one dense vector: scores, token vectors, sparse ones, late interaction."""
+"""Models on Triton with other heads than one dense vector: scores, token vectors, sparse vectors, late interaction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestScores:
         ],
     )
     def test_of_token_models(self, outputs: list[Tensor], names: TensorNames | None, expected: dict[str, str]) -> None:
-        """By the name of the output, or by the operator's word."""
+        """By the output's name, or by configuration."""
         assert read(found([IDS, MASK], outputs, names)) == expected
 
     @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ class TestScores:
         ],
     )
     def test_their_shapes(self, size: int, dims: list[int], batch: str, labels: int | None, axes: int) -> None:
-        """`dimension` counts labels; a number alone is one."""
+        """`dimension` is the number of labels; a single number has one."""
         text = [1] if size or batch == "one" else [-1]
         embedder = found([("text", "BYTES", text)], [("logits", "FP32", dims)], size=size)
         assert (embedder.batch, embedder.dimension, embedder.outputs[0].axes) == (batch, labels, axes)
@@ -54,13 +54,13 @@ class TestScores:
 
     @pytest.mark.parametrize("output", [("logits", "FP32", [-1, 30]), ("logits", "INT64", [1])])
     def test_what_are_no_scores(self, output: Tensor) -> None:
-        """A number for each word at each token is a language model's."""
+        """One number per word and token is the output of a language model."""
         assert "scores are floats" in refusal(
             [IDS, MASK], [output, SENTENCE], TensorNames(outputs={"logits": "logits"})
         )
 
     def test_two_texts(self) -> None:
-        """Under the names that such models have, or those that the operator gives."""
+        """By the usual names of such models, or by configured ones."""
         embedder = found(PAIR, [("relevance", "FP32", [1])])
         assert (embedder.style, sent(embedder)) == ("pairs", {"text": "query", "pair": "passage"})
         assert read(embedder) == {"logits": "relevance"}
@@ -68,18 +68,20 @@ class TestScores:
         inputs: list[Tensor] = [("a", "BYTES", [1]), ("b", "BYTES", [1])]
         named = found(inputs, [LOGITS], TensorNames(inputs={"text": "b", "pair": "a"}))
         assert sent(named) == {"text": "b", "pair": "a"}
-        assert "name the first of the two texts" in refusal(inputs, [LOGITS], TensorNames(inputs={"pair": "a"}))
+        assert "set input_names.text to the first of the two texts" in refusal(
+            inputs, [LOGITS], TensorNames(inputs={"pair": "a"})
+        )
         assert "name its tensors in `input_names`" in refusal(inputs, [LOGITS])
 
     def test_a_second_text_that_is_optional_is_left_out(self) -> None:
-        """The model reads one, and may do other things with two."""
+        """The model also reads a single text."""
         embedder = found(PAIR, [("embedding", "FP32", [8])], optional=("passage",))
         assert (embedder.style, sent(embedder)) == ("text", {"text": "query"})
 
 
 class TestOtherHeads:
     def test_token_vectors_beside_a_sentences(self) -> None:
-        """As sentence-transformers exports them: the sentence's come first, and the model is none of token vectors."""
+        """As in sentence-transformers' exports: the sentence's vector comes first, and the level is "sentence"."""
         tokens: Tensor = ("token_embeddings", "FP32", [-1, 384])
         embedder = found([IDS, MASK], [tokens, SENTENCE])
         assert list(read(embedder)) == ["sentence_embedding", "token_embeddings"]
@@ -88,17 +90,17 @@ class TestOtherHeads:
         assert list(read(found([IDS, MASK], [other, SENTENCE]))) == ["sentence_embedding"]
 
     def test_sparse_vectors_by_name_alone(self) -> None:
-        """Nothing tells one number a word from a vector."""
+        """The shape alone does not distinguish one number per word from a vector."""
         output: Tensor = ("output", "FP32", [30522])
         names = TensorNames(outputs={"sparse_embedding": "output"})
         assert read(found([IDS, MASK], [output], names)) == {"sparse_embedding": "output"}
         both = TensorNames(outputs={"sparse_embedding": "output", "sentence_embedding": "sentence_embedding"})
         assert list(read(found([IDS, MASK], [output, SENTENCE], both))) == ["sentence_embedding", "sparse_embedding"]
-        assert "is no sparse_embedding" in refusal([IDS, MASK], [("output", "FP32", [-1, 8])], names)
+        assert "is not the shape of sparse_embedding" in refusal([IDS, MASK], [("output", "FP32", [-1, 8])], names)
 
 
 def written(text: TextSpec, folder: Path, names: TensorNames | None = None) -> Embedder:
-    """An entry of Shoal's, as it is found on a server."""
+    """Return the schema of an entry that Shoal wrote."""
     for name in ("model.onnx", "tokenizer.json"):
         (folder / name).write_bytes(b"{}")
     spec = EntrySpec(name="org/m", graph=folder / "model.onnx", text=text, token_width=5)
@@ -133,12 +135,12 @@ class TestOurOwnEntries:
         ],
     )
     def test_every_output_is_known(self, tmp_path: Path, changes: dict[str, Any], axes: dict[str, int]) -> None:
-        """By the TextSpec in the entry: none of them is a level, or a dimension, by accident."""
+        """Its name comes from the entry's TextSpec, not from its shape."""
         embedder = written(msgspec.structs.replace(PLAIN, **changes), tmp_path)
         assert {port.canonical: port.axes for port in embedder.outputs} == axes
         assert embedder.level == "sentence"
 
     def test_the_operators_names_come_first(self, tmp_path: Path) -> None:
-        """Whatever is written there."""
+        """Whatever the entry has."""
         names = TensorNames(outputs={"pooled": "pooled"})
         assert read(written(PLAIN, tmp_path, names)) == {"sentence_embedding": "pooled"}

@@ -1,4 +1,4 @@
-"""Supervision, with a program that only looks like tritonserver; the real one is in tests/integration."""
+"""Supervision of a program that imitates tritonserver; tests/integration use the real one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Make: TypeAlias = Callable[[str], FakeServer]
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """`fake(behaviour)`: that program is what `run_triton` finds."""
+    """`fake(behaviour)`: makes `run_triton` find that program."""
 
     def make(behaviour: str) -> FakeServer:
         made = FakeServer(tmp_path / "server", behaviour)
@@ -46,13 +46,13 @@ def options(folder: Path, **changes: Any) -> TritonOptions:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """Turn the loop; the test's timeout ends what never comes true."""
+    """Run the loop until a condition is true; the test's timeout limits it."""
     while not true():  # noqa: ASYNC110 - another process has no event to wait for
         await asyncio.sleep(0)
 
 
 async def test_started_and_stopped(fake: Make, tmp_path: Path) -> None:
-    """Its facts, its state on disk while it runs, and nothing of it afterwards."""
+    """Its facts, and its state on disk, which exists only while it runs."""
     program = fake("")
     async with run_triton(options(tmp_path)) as running:
         assert running.phase == "ready"
@@ -74,7 +74,7 @@ async def test_started_and_stopped(fake: Make, tmp_path: Path) -> None:
 
 
 async def test_with_open_ports(fake: Make, tmp_path: Path) -> None:
-    """Three ports, for everybody here, and no socket."""
+    """Three ports, open to all local users, and no socket."""
     fake("")
     async with run_triton(options(tmp_path, open_ports=True)) as running:
         found = await asyncio.to_thread(RunFolder(running.log.parent).read)
@@ -85,7 +85,7 @@ async def test_with_open_ports(fake: Make, tmp_path: Path) -> None:
 
 
 async def test_a_home_too_long_for_a_socket(fake: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the socket is in a folder of its own, which goes with the server."""
+    """Then the socket has its own folder, which is removed with the server."""
     fake("")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     long = tmp_path / ("x" * 120)
@@ -98,7 +98,7 @@ async def test_a_home_too_long_for_a_socket(fake: Make, tmp_path: Path, monkeypa
 
 
 async def test_a_named_port_keeps_its_log(fake: Make, tmp_path: Path) -> None:
-    """To be read afterwards; a chosen one is never asked for again."""
+    """The log of a free port is removed."""
     fake("")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -109,7 +109,7 @@ async def test_a_named_port_keeps_its_log(fake: Make, tmp_path: Path) -> None:
 
 
 async def test_it_is_started_again_when_it_dies(fake: Make, tmp_path: Path) -> None:
-    """With the same ports and new shared memory; the log tells."""
+    """With the same ports and new shared memory; the log records it."""
     program = fake("")
     async with run_triton(options(tmp_path)) as running:
         first, url = running.pid, running.url
@@ -118,14 +118,14 @@ async def test_it_is_started_again_when_it_dies(fake: Make, tmp_path: Path) -> N
         await until(lambda: running.restarts == 1 and running.phase == "ready")
         assert running.url == url
         assert running.pid not in (None, first)
-        assert "shoal: tritonserver was ended by SIGKILL; it is started again in" in await running.log_tail()
+        assert "shoal: tritonserver was ended by SIGKILL; restarting in" in await running.log_tail()
     one, other = (line.split() for line in program.starts)
     assert [a for a in one if "shm-region" not in a] == [a for a in other if "shm-region" not in a]
     assert one != other
 
 
 async def test_it_is_given_up_after_so_many_times(fake: Make, tmp_path: Path) -> None:
-    """Whoever waits gets the reason; each try waits longer than the one before."""
+    """Waiters get the reason; each pause is longer than the one before."""
     program = fake(fake_server.DIES_LATER)
     async with run_triton(options(tmp_path, restarts=2)) as running:
         assert running.pid is not None
@@ -141,7 +141,7 @@ async def test_it_is_given_up_after_so_many_times(fake: Make, tmp_path: Path) ->
 
 
 async def test_a_stable_server_begins_a_new_row(fake: Make, tmp_path: Path) -> None:
-    """Deaths that are far enough apart never add up."""
+    """Deaths that are far apart do not add up."""
     fake("")
     async with run_triton(options(tmp_path, restarts=1, stable_s=0.0)) as running:
         for restarts in (1, 2, 3):
@@ -151,7 +151,7 @@ async def test_a_stable_server_begins_a_new_row(fake: Make, tmp_path: Path) -> N
 
 
 async def test_one_that_dies_at_once(fake: Make, tmp_path: Path) -> None:
-    """The end of its log is in the error, and the port's folder is given back."""
+    """The error has the end of its log, and the port's folder is released."""
     program = fake(fake_server.DIES)
     with pytest.raises(SetupError, match=r"exit code 1 before it was ready.*\n.*\nit cannot be") as caught:
         async with run_triton(options(tmp_path)):
@@ -164,7 +164,7 @@ async def test_one_that_dies_at_once(fake: Make, tmp_path: Path) -> None:
 
 
 async def test_one_that_is_late(fake: Make, tmp_path: Path) -> None:
-    """It is ended, and the log is in the error."""
+    """It is ended, and the error has the end of its log."""
     fake(fake_server.LATE)
     with pytest.raises(SetupError, match=r"not ready after 3 s.*\nfake server (\d+)"):
         async with run_triton(options(tmp_path, start_timeout_s=3.0)):
@@ -172,7 +172,7 @@ async def test_one_that_is_late(fake: Make, tmp_path: Path) -> None:
 
 
 async def test_a_port_that_was_taken_meanwhile_is_chosen_anew(fake: Make, tmp_path: Path) -> None:
-    """As long as it was Shoal that chose it."""
+    """If Shoal chose it."""
     program = fake(fake_server.CLASHES_ONCE)
     async with run_triton(options(tmp_path)) as running:
         assert running.phase == "ready"
@@ -181,7 +181,7 @@ async def test_a_port_that_was_taken_meanwhile_is_chosen_anew(fake: Make, tmp_pa
 
 
 async def test_a_named_port_that_was_taken_meanwhile(fake: Make, tmp_path: Path) -> None:
-    """It is not replaced by another; and luck that never comes ends as well."""
+    """It is not replaced; and the attempts at free ports are limited."""
     program = fake(fake_server.CLASHES)
     ports = process.Ports(0, 0, 0).choose_free()
     named = {"http_port": ports.http, "grpc_port": ports.grpc, "metrics_port": ports.metrics}
@@ -196,12 +196,12 @@ async def test_a_named_port_that_was_taken_meanwhile(fake: Make, tmp_path: Path)
 
 
 async def test_a_port_that_another_shoal_is_starting_on(fake: Make, tmp_path: Path) -> None:
-    """Its folder is claimed, though nothing listens yet."""
+    """Its folder is claimed, although nothing listens yet."""
     fake("")
     port = process.Ports(0, 0, 0).choose_free().grpc
     other = RunFolder(options(tmp_path).run / str(port))
     assert await asyncio.to_thread(other.claim)
-    with pytest.raises(SetupError, match=f"port {port} is run, started or stopped by another"):
+    with pytest.raises(SetupError, match=f"another Shoal process runs, starts or stops a Triton on port {port}"):
         async with run_triton(options(tmp_path, grpc_port=port)):
             raise AssertionError("it is not ready")
     await asyncio.to_thread(other.release, keep_log=False)
@@ -228,7 +228,7 @@ async def test_a_repository_that_cannot_be_made(fake: Make, tmp_path: Path) -> N
 async def test_a_state_that_cannot_be_written_does_not_stop_it(
     fake: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A full disk costs `status`, not the server."""
+    """A full disk breaks `status`, not the server."""
     fake("")
 
     def full(*_: object) -> None:
@@ -237,11 +237,11 @@ async def test_a_state_that_cannot_be_written_does_not_stop_it(
     monkeypatch.setattr(RunFolder, "write", full)
     async with run_triton(options(tmp_path)) as running:
         assert running.phase == "ready"
-    assert "will not know this server" in caplog.text
+    assert "will not list this server" in caplog.text
 
 
 async def test_cancelled_while_it_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread is told to stop, and waited for."""
+    """The thread is stopped, and awaited."""
     begun, ended = threading.Event(), threading.Event()
 
     def slow(wanted: TritonOptions, progress: object, stop: threading.Event) -> Installation:
@@ -265,14 +265,14 @@ async def test_cancelled_while_it_fetches(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_machine_s_own_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No network, no environment of Shoal's."""
+    """Without network, and without Shoal's environment."""
     own = Distribution(Path("/usr/bin/tritonserver"), Path("/backends"), Path("/caches"))
     monkeypatch.setattr(distribution, "find_installed", lambda: own)
     assert obtain(options(tmp_path)) == Installation(own, None)
 
 
 def test_without_one_it_is_fetched_for_a_python_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stub is that of the interpreter whose libpython was found."""
+    """Its stub matches the interpreter whose libpython was found."""
     calls: list[Any] = []
     found = Distribution(Path("/fetched"), Path("/b"), Path("/c"))
     made = Environment(Path("/e/bin"), Path("/e/libpython"))
@@ -297,7 +297,7 @@ def test_without_one_it_is_fetched_for_a_python_that_fits(tmp_path: Path, monkey
 
 
 def test_a_log_that_grew_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restarts add to it only up to a size; a folder that is gone is told."""
+    """Restarts append to it up to a size; a missing folder is an error."""
     monkeypatch.setattr(server, "_MAX_LOG_BYTES", 5)
     log = tmp_path / "log"
     for expected in (b"abc", b"abcabc", b"abc"):
@@ -310,7 +310,7 @@ def test_a_log_that_grew_is_begun_anew(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_paths_of_the_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A home with ~, and a repository of Shoal's own unless one is named."""
+    """`~` in the home is expanded, and the repository is Shoal's own by default."""
     monkeypatch.setenv("HOME", str(tmp_path))
     own = TritonOptions(home=Path("~/shoal"))
     assert own.folder == tmp_path / "shoal" / "triton" / "repository"
@@ -319,7 +319,6 @@ def test_paths_of_the_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_waiting_comes_after_starting(tmp_path: Path) -> None:
-    """A server that nobody started has nothing to wait for."""
     made = TritonServer(
         options(tmp_path),
         Installation(Distribution(Path("x"), tmp_path, tmp_path), None),

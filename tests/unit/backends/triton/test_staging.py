@@ -1,4 +1,4 @@
-"""The place where entries are built, and that one process at a time has it."""
+"""The staging folder for entries, and its lock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.errors import Unavailable
 
 
 def test_it_is_beside_the_repository_and_goes(tmp_path: Path) -> None:
-    """Out of Triton's sight, hidden, on the same disk; only the lock stays."""
+    """Outside the repository, hidden, on the same disk; only the lock remains."""
     repository = tmp_path / "models"
     with staging(repository, 1) as partial:
         assert partial.parent == tmp_path
@@ -28,7 +28,7 @@ def test_it_is_beside_the_repository_and_goes(tmp_path: Path) -> None:
 
 
 def test_what_a_dead_writer_left_is_deleted(tmp_path: Path) -> None:
-    """In both places, and nothing that only looks like it."""
+    """In both places, and nothing with a similar name."""
     repository = tmp_path / "models"
     deleted = [tmp_path / ".models.shoal-partial-abc", repository / ".shoal-partial-abc"]
     stays = [tmp_path / ".other.shoal-partial-abc", repository / "shoal-partial-abc", tmp_path / "models.old"]
@@ -42,7 +42,7 @@ def test_what_a_dead_writer_left_is_deleted(tmp_path: Path) -> None:
 
 
 def test_what_a_dead_writer_had_taken_aside_is_put_back(tmp_path: Path) -> None:
-    """Where two folders cannot trade places in one step, a writer may die while the old one is out of its place."""
+    """Without an atomic exchange, a writer may die while the old folder is moved aside."""
     repository = tmp_path / "models"
     left = tmp_path / ".models.shoal-partial-abc"
     for folder in (left / "lost.old", left / "replaced.old", repository / "replaced"):
@@ -55,7 +55,7 @@ def test_what_a_dead_writer_had_taken_aside_is_put_back(tmp_path: Path) -> None:
 
 
 def test_it_is_inside_where_beside_is_another_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mounted volume: hidden in the repository, because a rename cannot leave a disk."""
+    """For a mounted volume: a rename cannot cross disks."""
     repository = tmp_path / "models"
     stat = Path.stat
 
@@ -72,7 +72,7 @@ def test_it_is_inside_where_beside_is_another_disk(tmp_path: Path, monkeypatch: 
 
 
 def test_it_is_inside_where_beside_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody else's folder around the repository, which may not be read either."""
+    """The folder around the repository may be neither writable nor readable."""
     repository = tmp_path / "models"
     repository.mkdir()
     mkdtemp, scandir = tempfile.mkdtemp, os.scandir
@@ -92,7 +92,7 @@ def test_it_is_inside_where_beside_cannot_be_written(tmp_path: Path, monkeypatch
 
 
 def test_nobody_can_write_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the system's error says so."""
+    """Then the system's error is raised."""
 
     def refused(**_: Any) -> str:
         raise PermissionError(13, "Permission denied")
@@ -103,7 +103,7 @@ def test_nobody_can_write_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_second_writer_waits(tmp_path: Path) -> None:
-    """Until the first is done; meanwhile its work is no leftover."""
+    """Meanwhile it does not delete the first one's folder."""
     order: list[str] = []
     entered = threading.Event()
 
@@ -123,7 +123,7 @@ def test_a_second_writer_waits(tmp_path: Path) -> None:
 
 
 def test_a_second_writer_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says who is in the way and when to come back."""
+    """The error has the reason and the time to retry."""
     times = iter(range(100))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(times)))
     pauses: list[float] = []
@@ -139,7 +139,7 @@ def test_a_second_writer_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    """Nothing outside of the repository is made or opened."""
+    """Nothing outside the repository is created or opened."""
     repository = tmp_path / "models"
     repository.mkdir()
     (repository / LOCK).symlink_to(tmp_path / "elsewhere")

@@ -1,4 +1,4 @@
-"""Servers that outlive the command: starting, finding and ending them, with a program that looks like tritonserver."""
+"""Servers that outlive the command: starting, finding and stopping them, with a program that imitates tritonserver."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def options(folder: Path, **changes: Any) -> TritonOptions:
 
 @pytest.fixture
 def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Up]:
-    """`up(behaviour, **options)`: `supervise.start` with that program on PATH. What it left is ended after the test."""
+    """`up(behaviour, **options)`: calls `supervise.start` with that program on PATH; its servers end with the test."""
 
     def start(behaviour: str = "", **changes: Any) -> tuple[RunFolder, State, bool]:
         if not (tmp_path / "server").exists():
@@ -44,7 +44,7 @@ def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Up]:
 
 
 def test_options_reach_the_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they are, with paths that mean the same in another folder."""
+    """Unchanged, with absolute paths."""
     expected = options(tmp_path, repository=tmp_path / "été", load=("a", "b"), stable_s=1.5)
     assert supervise._decode(supervise._encode(expected)) == expected
     monkeypatch.chdir(tmp_path)
@@ -54,7 +54,7 @@ def test_options_reach_the_supervisor(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_started_found_and_stopped(up: Up, tmp_path: Path) -> None:
-    """It runs on under a supervisor of its own, is found by port, and `stop` ends both."""
+    """It runs under its own supervisor, is found by port, and `stop` ends both."""
     folder, state, started = up()
     assert started
     assert state.phase == "ready"
@@ -69,13 +69,13 @@ def test_started_found_and_stopped(up: Up, tmp_path: Path) -> None:
 
 
 def test_one_that_runs_is_left_alone(up: Up, tmp_path: Path) -> None:
-    """The same port and repository are the same server; another repository is refused, and so is one that failed."""
+    """The same port and repository are the same server; another repository or a failed server is an error."""
     folder, state, _ = up()
     again = up(grpc_port=state.grpc_port)
     assert again[1:] == (state, False)
-    with pytest.raises(SetupError, match=r"runs on port \d+ already"):
+    with pytest.raises(SetupError, match=r"already runs a Triton on port \d+"):
         up(grpc_port=state.grpc_port, repository=tmp_path / "other")
-    with pytest.raises(SetupError, match="without open ports: `shoal triton down` first"):
+    with pytest.raises(SetupError, match="without open ports: run `shoal triton down` first"):
         up(grpc_port=state.grpc_port, open_ports=True)
     folder.write(msgspec.structs.replace(state, phase="failed"))
     with pytest.raises(SetupError, match="is failed"):
@@ -83,7 +83,7 @@ def test_one_that_runs_is_left_alone(up: Up, tmp_path: Path) -> None:
 
 
 def test_one_that_cannot_start(up: Up, tmp_path: Path) -> None:
-    """Its supervisor's error is that of the command, and is kept in a file."""
+    """The command reports its supervisor's error, which is also logged."""
     with pytest.raises(SetupError, match="it cannot be"):
         up(fake_server.DIES)
     assert "it cannot be" in (options(tmp_path).run / "supervisor.log").read_text()
@@ -91,14 +91,14 @@ def test_one_that_cannot_start(up: Up, tmp_path: Path) -> None:
 
 
 def test_a_supervisor_that_dies_at_once(up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it may have said why is named."""
+    """The error names its log."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(SetupError, match=r"ended at once; see .*supervisor\.log"):
+    with pytest.raises(SetupError, match=r"exited immediately; see .*supervisor\.log"):
         up()
 
 
 def test_an_interrupt_while_it_starts_ends_it(up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It must not go on unseen."""
+    """It must not keep running in the background."""
     started: list[subprocess.Popen[bytes]] = []
 
     class Interrupted(subprocess.Popen[bytes]):
@@ -115,7 +115,7 @@ def test_an_interrupt_while_it_starts_ends_it(up: Up, tmp_path: Path, monkeypatc
 
 
 def test_a_server_that_is_given_up_ends_its_supervisor(up: Up) -> None:
-    """With the reason; what it had is given back."""
+    """With the reason; its folder is released."""
     folder, state, _ = up(fake_server.DIES_LATER, restarts=0)
     assert state.server is not None
     assert state.server.signal(signal.SIGKILL)
@@ -143,7 +143,7 @@ def written(folder: Path, **changes: object) -> tuple[RunFolder, State]:
 
 
 def test_a_stale_state_is_cleared_and_ends_nobody(tmp_path: Path) -> None:
-    """Though its supervisor's number is that of a living process: this one."""
+    """Even if the supervisor's id now belongs to another process."""
     folder, state = written(tmp_path)
     [(_, _, supervised)] = supervise.list_servers(tmp_path / "run")
     assert not supervised
@@ -152,7 +152,7 @@ def test_a_stale_state_is_cleared_and_ends_nobody(tmp_path: Path) -> None:
 
 
 def test_the_server_of_shoal_serve_is_not_ended(tmp_path: Path) -> None:
-    """Whoever started it is named."""
+    """The error names its owner."""
     folder, _ = written(tmp_path, owner="serve")
     folder.claim()
     found = folder.read()

@@ -1,4 +1,4 @@
-"""`--as auto-batching-proxy`: its flags, as the original's src/config.rs has them."""
+"""`--as auto-batching-proxy`: its flags, as in the original's src/config.rs."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from shoal.errors import ConfigError
 NAME = "auto-batching-proxy"
 
 
-def flagged(*words: str, own: dict[str, Any] | None = None, **environ: str) -> LoadedConfig:
-    """`words`: flags of the original alone, and their values; `own`: those that Shoal has, too."""
+def with_flags(*words: str, own: dict[str, Any] | None = None, **environ: str) -> LoadedConfig:
+    """`words`: flags of the original only, and their values; `own`: flags that Shoal has too."""
     foreign = dict(zip(words[::2], words[1::2], strict=True))
     return load({"as": NAME, "foreign": foreign, **(own or {})}, environ)
 
 
-def test_without_any_flag_it_is_the_original_s_set_up() -> None:
+def test_the_defaults_match_the_original() -> None:
     """Port 3000, batches of 8 after 500 ms at the latest, 32 texts a request, TEI on port 8080, 30 s."""
-    found = flagged()
-    settings = found.settings
+    config = with_flags()
+    settings = config.settings
     assert (settings.port, settings.max_wait_time_ms, settings.max_batch_size) == (3000, 500.0, 8)
     assert (settings.max_inputs, settings.embed_timeout_s) == (32, 30.0)
     assert (settings.embed_dialect, settings.batch_info, settings.log_level) == (NAME, False, "info")
-    assert found.served == ("tei+http://127.0.0.1:8080",)
-    assert [str(parse_served(each)) for each in found.served] == ["tei+http://127.0.0.1:8080"]
-    assert (found.warnings, found.sources["models"].label) == ((), f"preset {NAME}")
+    assert config.served == ("tei+http://127.0.0.1:8080",)
+    assert [str(parse_served(each)) for each in config.served] == ["tei+http://127.0.0.1:8080"]
+    assert (config.warnings, config.sources["models"].label) == ((), f"preset {NAME}")
 
 
 def test_every_flag() -> None:
-    """The values of the original's own test, and where each came from."""
-    found = flagged(
+    """The values of the original's own test, and their sources."""
+    config = with_flags(
         *("--batch-check-interval-ms", "50"),
         *("--include-batch-info", "true"),
         *("--inference-url", "http://custom:9090/embed"),
@@ -41,31 +41,31 @@ def test_every_flag() -> None:
         *("--max-inference-inputs", "16"),
         own={"port": "6000", "max_wait_time_ms": "200", "max_batch_size": "16", "log_level": "debug"},
     )
-    settings = found.settings
+    settings = config.settings
     assert (settings.port, settings.max_wait_time_ms, settings.max_batch_size) == (6000, 200.0, 16)
     assert (settings.max_inputs, settings.embed_timeout_s, settings.batch_info) == (16, 60.0, True)
     assert settings.log_level == "debug"
-    assert found.served == ("tei+http://custom:9090",)
-    assert found.sources["max_inputs"].label == "--max-inference-inputs"
-    assert found.sources["models"].label == "--inference-url"
-    (warning,) = found.warnings
+    assert config.served == ("tei+http://custom:9090",)
+    assert config.sources["max_inputs"].label == "--max-inference-inputs"
+    assert config.sources["models"].label == "--inference-url"
+    (warning,) = config.warnings
     assert "--batch-check-interval-ms has no effect" in warning
 
 
 @pytest.mark.parametrize("flag", ["--batch-check-interval-ms", "--inference-timeout-secs", "--max-inference-inputs"])
 @pytest.mark.parametrize(("value", "rule"), [("0", "above 0"), ("-1", "a whole number"), ("x", "a whole number")])
 def test_zero_is_refused(flag: str, value: str, rule: str) -> None:
-    """As there; the flag is named."""
+    """As in the original; the error names the flag."""
     with pytest.raises(ConfigError, match=f"{flag}: must be {rule}") as caught:
-        flagged(flag, value)
+        with_flags(flag, value)
     assert caught.value.param == flag
 
 
-def test_zero_of_shoal_s_own() -> None:
-    """No batch is empty; but nobody need wait, which the original refuses to be told."""
+def test_zero_in_shoal_s_own_settings() -> None:
+    """A batch is never empty; a wait of zero works, although the original refuses it."""
     with pytest.raises(ConfigError, match="--max-batch-size"):
-        flagged(own={"max_batch_size": "0"})
-    assert flagged(own={"max_wait_time_ms": "0"}).settings.max_wait_time_ms == 0
+        with_flags(own={"max_batch_size": "0"})
+    assert with_flags(own={"max_wait_time_ms": "0"}).settings.max_wait_time_ms == 0
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_zero_of_shoal_s_own() -> None:
         ("http://[::1]:8080/embed", "tei+http://[::1]:8080"),
     ],
 )
-def test_where_the_server_is(url: str, address: str) -> None:
-    """The address of its /embed becomes that of all of it."""
-    found = flagged("--inference-url", url)
-    assert found.served == (address,)
+def test_the_inference_url_becomes_the_address(url: str, address: str) -> None:
+    """The address of its /embed becomes the server's address."""
+    config = with_flags("--inference-url", url)
+    assert config.served == (address,)
     assert str(parse_served(address)) == address
 
 
@@ -90,14 +90,14 @@ def test_where_the_server_is(url: str, address: str) -> None:
     "url",
     ["tei:8080", "http://", "ftp://tei/embed", "http://tei/v1/embeddings", "http://tei/embed?x=1", "http://a b/embed"],
 )
-def test_what_is_no_such_address(url: str) -> None:
+def test_invalid_addresses(url: str) -> None:
     with pytest.raises(ConfigError, match="--inference-url: must be http://HOST:PORT/embed"):
-        flagged("--inference-url", url)
+        with_flags("--inference-url", url)
 
 
 @pytest.mark.parametrize(("value", "expected"), [("true", True), ("false", False)])
 def test_batch_info(value: str, expected: bool) -> None:
-    assert flagged("--include-batch-info", value).settings.batch_info is expected
+    assert with_flags("--include-batch-info", value).settings.batch_info is expected
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_batch_info(value: str, expected: bool) -> None:
     [("normal", "info"), ("critical", "error"), ("off", "error"), ("debug", "debug"), ("info", "info")],
 )
 def test_levels_of_the_log(value: str, level: str) -> None:
-    """The original's words and Shoal's own; without the preset Shoal's alone."""
-    assert flagged(own={"log_level": value}).settings.log_level == level
+    """The original's words and Shoal's own; without the preset only Shoal's."""
+    assert with_flags(own={"log_level": value}).settings.log_level == level
     if value != level:
         with pytest.raises(ConfigError, match="--log-level"):
             load({"log_level": value}, {})
@@ -117,14 +117,14 @@ def test_levels_of_the_log(value: str, level: str) -> None:
     [("INFO", "info", False), ("warn", "warning", False), ("trace", "debug", False), ("app=debug", "info", True)],
 )
 def test_the_variable_of_its_log(value: str, level: str, warned: bool) -> None:
-    """RUST_LOG, where it is a level; below flags and SHOAL_LOG_LEVEL."""
-    found = flagged(RUST_LOG=value)
-    assert (found.settings.log_level, bool(found.warnings)) == (level, warned)
-    assert flagged(RUST_LOG=value, SHOAL_LOG_LEVEL="error").settings.log_level == "error"
-    assert flagged(RUST_LOG=value, own={"log_level": "normal"}).settings.log_level == "info"
+    """RUST_LOG, if it is a level; flags and SHOAL_LOG_LEVEL override it."""
+    config = with_flags(RUST_LOG=value)
+    assert (config.settings.log_level, bool(config.warnings)) == (level, warned)
+    assert with_flags(RUST_LOG=value, SHOAL_LOG_LEVEL="error").settings.log_level == "error"
+    assert with_flags(RUST_LOG=value, own={"log_level": "normal"}).settings.log_level == "info"
 
 
-def test_another_model_may_be_served_in_its_place() -> None:
-    """Arguments win: the dialect is one of any model's."""
-    found = load({"as": NAME, "models": ["fake:"]}, {})
-    assert (found.served, found.settings.port) == (("fake:",), 3000)
+def test_another_model_may_be_served_instead() -> None:
+    """Arguments win: the dialect works with any model."""
+    config = load({"as": NAME, "models": ["fake:"]}, {})
+    assert (config.served, config.settings.port) == (("fake:",), 3000)

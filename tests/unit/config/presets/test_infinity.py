@@ -1,4 +1,4 @@
-"""`--as infinity`: its variables, as the original's env.py has them."""
+"""`--as infinity`: its variables, as in the original's env.py."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from shoal.errors import ConfigError
 NAME = "infinity"
 
 
-def loaded(**environ: str) -> LoadedConfig:
+def load_preset(**environ: str) -> LoadedConfig:
     return load({"as": NAME}, {f"INFINITY_{name}": text for name, text in environ.items()})
 
 
-def test_without_any_variable_it_is_the_original_s_set_up() -> None:
+def test_the_defaults_match_the_original() -> None:
     """Port 7997, batches of 32, a queue of 32,000."""
-    settings = loaded().settings
+    settings = load_preset().settings
     assert (settings.port, settings.max_batch_size, settings.max_queue_items) == (7997, 32, 32_000)
     assert (settings.status_dialect, settings.max_inputs) == ("infinity", 2048)
-    assert loaded().served == ()
+    assert load_preset().served == ()
 
 
 def test_every_variable() -> None:
-    """Lists have semicolons between their entries, also after the last."""
-    found = loaded(
+    """Lists separate their entries with semicolons, also after the last one."""
+    config = load_preset(
         MODEL_ID="BAAI/bge-small-en-v1.5;fake:images=1;",
         SERVED_MODEL_NAME="small;clip",
         REVISION="main",
@@ -37,17 +37,17 @@ def test_every_variable() -> None:
         LOG_LEVEL="trace",
         URL_PREFIX="/v1",
     )
-    settings = found.settings
-    assert found.served == ("small=hf:BAAI/bge-small-en-v1.5@main", "clip=fake:images=1")
+    settings = config.settings
+    assert config.served == ("small=hf:BAAI/bge-small-en-v1.5@main", "clip=fake:images=1")
     assert (settings.port, settings.host, settings.api_key) == (8000, "127.0.0.2", ("secret",))
     assert (settings.max_batch_size, settings.max_queue_items, settings.max_inputs) == (64, 100, 10)
-    assert (settings.log_level, found.warnings) == ("debug", ())
+    assert (settings.log_level, config.warnings) == ("debug", ())
 
 
 def test_warnings() -> None:
-    """Of what has no effect."""
-    found = loaded(ENGINE="torch", URL_PREFIX="/embed", SERVED_MODEL_NAME="small")
-    assert [warning.split(" ")[0].rstrip(":") for warning in found.warnings] == [
+    """For variables without effect."""
+    config = load_preset(ENGINE="torch", URL_PREFIX="/embed", SERVED_MODEL_NAME="small")
+    assert [warning.split(" ")[0].rstrip(":") for warning in config.warnings] == [
         "INFINITY_ENGINE",
         "INFINITY_URL_PREFIX",
         "INFINITY_SERVED_MODEL_NAME",
@@ -65,7 +65,7 @@ def test_warnings() -> None:
     ],
 )
 def test_wrong_values(variable: str, value: str, rule: str) -> None:
-    """The variable is named."""
+    """The error names the variable."""
     with pytest.raises(ConfigError, match=rule) as caught:
-        loaded(**{"MODEL_ID": "org/name", variable: value})
+        load_preset(**{"MODEL_ID": "org/name", variable: value})
     assert caught.value.param == f"INFINITY_{variable}"

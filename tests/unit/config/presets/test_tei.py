@@ -1,4 +1,4 @@
-"""`--as tei`: what the flags and the environment of text-embeddings-inference come to."""
+"""`--as tei`: settings derived from the flags and environment of text-embeddings-inference."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from shoal.config.settings import ModelTable
 from shoal.errors import ConfigError
 
 
-def loaded(*words: str, **environ: str) -> LoadedConfig:
+def load_preset(*words: str, **environ: str) -> LoadedConfig:
     """`words`: flags and their values."""
     return load({"as": "tei", "foreign": dict(zip(words[::2], words[1::2], strict=True))}, environ)
 
 
-def test_alone_it_is_the_original_s_port() -> None:
-    """And its metrics; the model is Shoal's default one, and limits are Shoal's own."""
-    found = loaded()
-    assert (found.settings.port, found.settings.tei_metrics, found.settings.any_model) == (3000, True, True)
-    assert found.served == ()
-    assert (found.settings.max_inputs, found.settings.truncate) == (2048, True)
-    assert found.warnings == ()
+def test_the_default_ports_match_the_original() -> None:
+    """With the metrics port; the model is Shoal's default, and limits are Shoal's own."""
+    config = load_preset()
+    assert (config.settings.port, config.settings.tei_metrics, config.settings.any_model) == (3000, True, True)
+    assert config.served == ()
+    assert (config.settings.max_inputs, config.settings.truncate) == (2048, True)
+    assert config.warnings == ()
 
 
 @pytest.mark.parametrize("as_flags", [False, True])
 def test_every_number_and_switch(as_flags: bool) -> None:
-    """From the environment and from the command line alike."""
+    """From the environment and from the command line."""
     values: dict[str, tuple[str, str, Any]] = {
         "MAX_CONCURRENT_REQUESTS": ("512", "max_queue_items", 512),
         "MAX_BATCH_REQUESTS": ("4", "max_batch_size", 4),
@@ -51,16 +51,16 @@ def test_every_number_and_switch(as_flags: bool) -> None:
     environ = {name: text for name, (text, _, _) in values.items()}
     if as_flags:
         words = [word for name, text in environ.items() for word in ("--" + name.lower().replace("_", "-"), text)]
-        found = loaded(*words)
+        config = load_preset(*words)
     else:
-        found = loaded(**environ, PORT="8081", MAX_BATCH_TOKENS="999", API_KEY="k", HF_TOKEN="first")
-        assert (found.settings.port, found.settings.max_batch_tokens, found.settings.api_key) == (8081, 999, ("k",))
+        config = load_preset(**environ, PORT="8081", MAX_BATCH_TOKENS="999", API_KEY="k", HF_TOKEN="first")
+        assert (config.settings.port, config.settings.max_batch_tokens, config.settings.api_key) == (8081, 999, ("k",))
         values["HF_API_TOKEN"] = ("t", "hf_token", "first")
-    assert {setting: getattr(found.settings, setting) for _, setting, _ in values.values()} == {
+    assert {setting: getattr(config.settings, setting) for _, setting, _ in values.values()} == {
         setting: value for _, setting, value in values.values()
     }
     layer = "flag" if as_flags else "foreign"
-    assert {found.sources[setting].layer for _, setting, _ in values.values()} == {layer}
+    assert {config.sources[setting].layer for _, setting, _ in values.values()} == {layer}
 
 
 @pytest.mark.parametrize(
@@ -74,25 +74,25 @@ def test_every_number_and_switch(as_flags: bool) -> None:
     ],
 )
 def test_the_model(environ: dict[str, str], served: str) -> None:
-    """It becomes an address that the grammar takes."""
-    assert loaded(**environ).served == (served,)
+    """It becomes an address that the grammar accepts."""
+    assert load_preset(**environ).served == (served,)
     parse_served(served)
 
 
 def test_a_folder_is_a_model(tmp_path: Path) -> None:
-    """By its path, whatever the revision."""
-    assert loaded("--model-id", str(tmp_path), "--revision", "main").served == (f"file:{tmp_path}",)
+    """By its path, for any revision."""
+    assert load_preset("--model-id", str(tmp_path), "--revision", "main").served == (f"file:{tmp_path}",)
 
 
-def test_a_flag_stands_above_the_environment() -> None:
-    """As in the original; addresses on the command line stand above both."""
-    found = loaded("--model-id", "a/flag", MODEL_ID="a/variable")
-    assert (found.served, found.sources["models"].label) == (("hf:a/flag",), "--model-id")
+def test_a_flag_overrides_the_environment() -> None:
+    """As in the original; addresses on the command line override both."""
+    config = load_preset("--model-id", "a/flag", MODEL_ID="a/variable")
+    assert (config.served, config.sources["models"].label) == (("hf:a/flag",), "--model-id")
     assert load({"as": "tei", "models": ["hf:a/named"]}, {"MODEL_ID": "a/variable"}).served == ("hf:a/named",)
 
 
-def test_a_word_that_no_switch_takes_is_no_model() -> None:
-    """`--auto-truncate maybe` leaves an address beside --model-id: refused, so that it displaces nothing."""
+def test_an_invalid_switch_value_is_not_a_model() -> None:
+    """`--auto-truncate maybe` leaves `maybe` as an address beside --model-id; it must not replace the model."""
     foreign = {"--auto-truncate": "true", "--model-id": "a/flag"}
     with pytest.raises(ConfigError, match="--model-id names the model, and so does 'maybe'") as caught:
         load({"as": "tei", "models": ["maybe"], "foreign": foreign}, {})
@@ -100,38 +100,38 @@ def test_a_word_that_no_switch_takes_is_no_model() -> None:
 
 
 def test_prompts() -> None:
-    """Of the one model that is served; a text keeps the space at its end, which the model was trained with."""
-    found = loaded("--default-prompt", "query: ").table("any", served=True)
-    assert (found.prompts, found.default_prompt_name) == ({"default": "query: "}, "default")
-    assert loaded("--default-prompt", "query: ").table("loaded later") == ModelTable()
-    found = loaded(DEFAULT_PROMPT="passage: ").table("any", served=True)
-    assert found.prompts == {"default": "passage: "}
-    found = loaded(DEFAULT_PROMPT_NAME="query").table("any", served=True)
-    assert (found.prompts, found.default_prompt_name) == ({}, "query")
+    """For a single served model; a text keeps its trailing space, which the model was trained with."""
+    config = load_preset("--default-prompt", "query: ").table("any", served=True)
+    assert (config.prompts, config.default_prompt_name) == ({"default": "query: "}, "default")
+    assert load_preset("--default-prompt", "query: ").table("loaded later") == ModelTable()
+    config = load_preset(DEFAULT_PROMPT="passage: ").table("any", served=True)
+    assert config.prompts == {"default": "passage: "}
+    config = load_preset(DEFAULT_PROMPT_NAME="query").table("any", served=True)
+    assert (config.prompts, config.default_prompt_name) == ({}, "query")
 
 
 async def test_a_prompt_is_for_one_model(tmp_path: Path) -> None:
-    """Of two models one would be given the other's prompt, and answer other vectors: it is named instead."""
-    loaded = load({"as": "tei", "home": str(tmp_path), "foreign": {"--default-prompt": "query: "}}, {})
-    async with open_app(loaded, ["fake:"]):
+    """With two models one would use the other's prompt and return wrong vectors, so the error names it."""
+    load_preset = load({"as": "tei", "home": str(tmp_path), "foreign": {"--default-prompt": "query: "}}, {})
+    async with open_app(load_preset, ["fake:"]):
         pass
     with pytest.raises(ConfigError, match=r"--default-prompt applies to one model, but one and two are served"):
-        async with open_app(loaded, ["one=fake:", "two=fake:"]):
+        async with open_app(load_preset, ["one=fake:", "two=fake:"]):
             pass
 
 
 def test_a_container_s_own_name_is_no_address() -> None:
-    """HOSTNAME is set in every container, and the original passes over it; a flag is meant."""
-    assert loaded(HOSTNAME="4f1d2c3b4a5e").settings.host == "127.0.0.1"
+    """HOSTNAME is set in every container, and the original ignores it; a flag is deliberate."""
+    assert load_preset(HOSTNAME="4f1d2c3b4a5e").settings.host == "127.0.0.1"
     with pytest.raises(ConfigError, match="--hostname: must be an IP address, got '4f1d'"):
-        loaded("--hostname", "4f1d")
+        load_preset("--hostname", "4f1d")
 
 
 def test_an_open_address_asks_for_a_key() -> None:
-    """0.0.0.0 is the original's default, and nobody's here."""
+    """0.0.0.0 is the original's default, but no preset's."""
     with pytest.raises(ConfigError, match="no API key is set"):
-        check_bind(loaded(HOSTNAME="0.0.0.0").settings)
-    check_bind(loaded(HOSTNAME="0.0.0.0", API_KEY="k").settings)
+        check_bind(load_preset(HOSTNAME="0.0.0.0").settings)
+    check_bind(load_preset(HOSTNAME="0.0.0.0", API_KEY="k").settings)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_an_open_address_asks_for_a_key() -> None:
     ],
 )
 def test_unused_variables_are_logged(environ: dict[str, str], message: str) -> None:
-    """One warning, that begins with the name."""
-    (warning,) = loaded(**environ).warnings
+    """One warning, which starts with the name."""
+    (warning,) = load_preset(**environ).warnings
     assert warning.startswith(message)
 
 
@@ -165,15 +165,15 @@ def test_unused_variables_are_logged(environ: dict[str, str], message: str) -> N
     ],
 )
 def test_wrong_values(environ: dict[str, str], message: str) -> None:
-    """Named by the variable at fault."""
+    """The error names the variable at fault."""
     with pytest.raises(ConfigError) as caught:
-        loaded(**environ)
+        load_preset(**environ)
     assert caught.value.message.startswith(message)
     assert caught.value.param == next(iter(environ))
 
 
 def test_every_flag_has_its_variable() -> None:
-    """As in the original; the four that Shoal has itself are Shoal's."""
+    """As in the original; the four flags that Shoal also has belong to Shoal."""
     flags = {"--" + name.lower().replace("_", "-") for name in TEI.variables}
     assert flags - TEI.flags.keys() == {"--port", "--api-key", "--hf-token", "--max-batch-tokens"}
     assert TEI.switches <= TEI.flags.keys()

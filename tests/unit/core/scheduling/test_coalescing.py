@@ -132,7 +132,7 @@ def test_attempts_are_counted_together(virtual: Run[None]) -> None:
         await until(lambda: bool(engine(lane).running))
         calls = [asyncio.create_task(lane.run(embed("same"), context(client=c))) for c in "ab"]
         await until(lambda: lane.queue_size[0] == 2)
-        lane._planner.pending()[1].attempts = 1
+        list(lane._planner._arrivals)[1].attempts = 1
         await blocker
         outcomes = await gathered(*calls)
         assert all(isinstance(outcome, TransportFailed) for outcome in outcomes)

@@ -158,7 +158,7 @@ def test_cancelled_while_queued_never_runs(virtual: Run[None]) -> None:
 
 @pytest.mark.parametrize("leave", ["cancelled", "late"])
 def test_unneeded_prepared_items_are_freed(virtual: Run[None], monkeypatch: pytest.MonkeyPatch, leave: str) -> None:
-    """Prepared inputs are freed at once, not with the lane's next work: pictures hold memory that other models wait
+    """Prepared inputs are freed at once, not with the lane's next work: images hold memory that other models wait
     for."""
 
     async def main() -> None:

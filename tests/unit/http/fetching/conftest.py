@@ -11,5 +11,5 @@ from tests.unit.http.fetching.kit import Web, web
 
 @pytest.fixture
 async def server() -> AsyncIterator[Web]:
-    async with web() as made:
-        yield made
+    async with web() as web_server:
+        yield web_server

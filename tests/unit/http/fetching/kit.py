@@ -1,4 +1,4 @@
-"""A web server that answers byte for byte as it is told, and names that resolve as a test says."""
+"""A web server that sends scripted bytes, and host names that resolve as a test specifies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def soon(seconds: float = 30.0) -> float:
 def http(
     body: bytes = b"picture", *, status: str = "200 OK", headers: Sequence[str] = (), length: int | None = None
 ) -> Answer:
-    """A whole answer; `length` where it lies about its own."""
+    """Return a whole response; `length` overrides its content-length."""
     size = len(body) if length is None else length
     head = "".join(f"{line}\r\n" for line in (f"HTTP/1.1 {status}", f"content-length: {size}", *headers))
     return raw(f"{head}\r\n".encode() + body)
@@ -40,13 +40,13 @@ def raw(data: bytes) -> Answer:
 
 
 async def stay_silent(_: asyncio.StreamWriter) -> None:
-    """Until the client leaves."""
+    """Wait until the client disconnects."""
     await asyncio.Event().wait()
 
 
 @dataclass
 class Web:
-    """What came: `requests` are heads as they were sent; `gone` counts connections that their client closed."""
+    """Recorded traffic: `requests` are heads as received; `gone` counts connections that their client closed."""
 
     port: int = 0
     answer: Answer = field(default_factory=http)
@@ -66,7 +66,7 @@ class Web:
         self.peak = max(self.peak, self.busy)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             self.requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
-            await self._tell()
+            await self._notify()
             answering = asyncio.create_task(self.answer(writer))
             leaving = asyncio.create_task(reader.read())
             try:
@@ -81,29 +81,29 @@ class Web:
                 await asyncio.gather(answering, leaving, return_exceptions=True)
         self.busy -= 1
         writer.close()
-        await self._tell()
+        await self._notify()
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self.changed:
             self.changed.notify_all()
 
 
 @asynccontextmanager
 async def web(host: str = "127.0.0.1", port: int = 0, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Web]:
-    made = Web()
+    web_server = Web()
     if tls is not None:
-        tls.sni_callback = lambda _, name, __: made.names.append(name)
-    server = await asyncio.start_server(made.serve, host, port, ssl=tls)
-    made.port = server.sockets[0].getsockname()[1]
+        tls.sni_callback = lambda _, name, __: web_server.names.append(name)
+    server = await asyncio.start_server(web_server.serve, host, port, ssl=tls)
+    web_server.port = server.sockets[0].getsockname()[1]
     try:
-        yield made
+        yield web_server
     finally:
         await close(server)
-        await made.until(lambda: made.busy == 0)
+        await web_server.until(lambda: web_server.busy == 0)
 
 
 class Names:
-    """A resolver: each question has the next of the answers that were given, the last one for ever."""
+    """A resolver that returns the given answers in order, the last one repeatedly."""
 
     def __init__(self, *answers: Sequence[str]) -> None:
         self.answers = list(answers)
@@ -122,7 +122,7 @@ class Names:
 
 
 def fetcher(server: Web, *, names: Names | None = None, **options: Any) -> Fetcher:
-    """One that may fetch from the server as 127.0.0.1 and as images.test."""
+    """Return a fetcher that may reach the server as 127.0.0.1 and as images.test."""
     allowed = FetchPolicy.parse(f"127.0.0.1:{server.port},images.test:{server.port}")
     return Fetcher(allowed, resolver=names or Names(["127.0.0.1"]), **options)
 

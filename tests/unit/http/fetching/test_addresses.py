@@ -1,4 +1,4 @@
-"""Which addresses are public, in every form that carries another."""
+"""Which addresses are public, in every form that embeds another address."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ INNER_V6 = [
 ]
 
 
-def carriers(inner: str) -> list[str]:
-    """Every address of IPv6 that leads to one of IPv4."""
+def embedding_addresses(inner: str) -> list[str]:
+    """Return every IPv6 address that embeds the IPv4 address."""
     number = int(IPv4Address(inner))
     high, low = number >> 16, number & 0xFFFF
     return [
@@ -85,14 +85,14 @@ def test_not_public(text: str) -> None:
     assert not is_public(address)
 
 
-@pytest.mark.parametrize("text", [each for inner in INNER for each in carriers(inner)])
-def test_an_inner_address_is_none_the_better_for_being_carried(text: str) -> None:
+@pytest.mark.parametrize("text", [each for inner in INNER for each in embedding_addresses(inner)])
+def test_an_embedded_inner_address_is_not_public(text: str) -> None:
     assert not is_public(IPv6Address(text))
 
 
 @pytest.mark.parametrize("text", ["::ffff:8.8.8.8", "64:ff9b::8.8.8.8", "2002:808:808::1"])
-def test_a_public_one_may_be_carried(text: str) -> None:
-    """As translators of a network without IPv4 answer (RFC 6147)."""
+def test_an_embedded_public_address_is_public(text: str) -> None:
+    """Translators in networks without IPv4 answer with such addresses (RFC 6147)."""
     assert is_public(IPv6Address(text))
 
 
@@ -124,17 +124,17 @@ def test_stores_may_be_inside(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "127.1", "2130706433", "0177.0.0.1", "0x7f.0.0.1", "fe80::1%eth0", "::1%", "a.b"])
-def test_other_spellings_are_no_addresses(text: str) -> None:
+def test_other_spellings_are_not_addresses(text: str) -> None:
     assert parse_ip(text) is None
 
 
 @given(st.ip_addresses(v=4))
-def test_a_carried_address_is_judged_as_it_is(address: IPv4Address) -> None:
+def test_an_embedded_address_is_checked_itself(address: IPv4Address) -> None:
     assert is_public(IPv6Address(f"::ffff:{address}")) == is_public(IPv6Address(f"64:ff9b::{address}"))
     assert is_public(IPv6Address(f"::ffff:{address}")) == is_public(address)
 
 
 @given(st.ip_addresses())
-def test_public_is_never_local(address: IPv4Address | IPv6Address) -> None:
+def test_public_addresses_are_never_local(address: IPv4Address | IPv6Address) -> None:
     assert not (is_public(address) and is_local(address))
     assert not is_public(address) or address.is_global or isinstance(address, IPv6Address)

@@ -1,4 +1,4 @@
-"""Which URLs may be fetched, and that no spelling of one gets past the check."""
+"""Which URLs may be fetched; no spelling of a URL bypasses the check."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ REFUSED = [
     "http://::1/",
     "http://[127.0.0.1]/",
     "http://[]/",
-    # Numbers that the C library takes for addresses
+    # Numbers that the C library parses as addresses
     "http://2130706433/",
     "http://017700000001/",
     "http://0x7f000001/",
@@ -178,8 +178,8 @@ REFUSED = [
 ]
 
 
-def the_same_host(text: str, target: Target) -> bool:
-    """Whether another parser, Python's, reads the same host and the same port out of the text."""
+def has_same_host(text: str, target: Target) -> bool:
+    """Return whether another parser, Python's, reads the same host and port from the text."""
     other = urlsplit(text)
     host = other.hostname or ""
     name = URL.build(scheme="http", host=host).raw_host if not host.isascii() else host
@@ -190,8 +190,8 @@ def the_same_host(text: str, target: Target) -> bool:
 
 @pytest.mark.parametrize("url", REFUSED, ids=ascii)
 @pytest.mark.parametrize("setting", ["public", "images.example.com"])
-def test_refused(url: str, setting: str) -> None:
-    """With a next step, and without a character that a terminal or a log would act on."""
+def test_invalid_urls_are_refused(url: str, setting: str) -> None:
+    """The error has a next step, and no character that a terminal or a log would interpret."""
     with pytest.raises(InvalidValue) as caught:
         FetchPolicy.parse(setting).check_url(url)
     assert caught.value.message.isprintable()
@@ -223,7 +223,7 @@ def test_public_hosts(url: str, host: str, port: int) -> None:
     assert (target.url.raw_host, target.url.port) == (host, port)
 
 
-def test_a_dot_at_the_end_is_named() -> None:
+def test_a_trailing_dot_is_reported() -> None:
     with pytest.raises(InvalidValue, match="ends in a dot: remove it"):
         PUBLIC.check_url("http://images.example.com./")
 
@@ -233,14 +233,14 @@ def test_a_fragment_is_not_sent() -> None:
 
 
 class TestSetting:
-    def test_off(self) -> None:
+    def test_fetching_is_disabled(self) -> None:
         assert not FetchPolicy.parse("")
         assert not FetchPolicy.parse("  ")
         with pytest.raises(InvalidValue, match=r"data URI or base64, or ask the operator to set image_hosts"):
             FetchPolicy.parse("").check_url("http://images.example.com/")
 
     def test_exact_hosts(self) -> None:
-        """And no hosts below them, nor ones that end alike."""
+        """This excludes subdomains and hosts with the same suffix."""
         allowed = FetchPolicy.parse("images.example.com, Store.Internal:9000 ,10.0.0.7:9000,[fd00::7],bücher.example")
         for url in (
             "http://images.example.com/",
@@ -304,7 +304,7 @@ class TestSetting:
             "-a.example",
         ],
     )
-    def test_what_is_no_host_is_refused_with_its_name(self, setting: str) -> None:
+    def test_invalid_hosts_are_refused_by_name(self, setting: str) -> None:
         with pytest.raises(ConfigError, match="image_hosts: ") as caught:
             FetchPolicy.parse(setting)
         assert any(step in caught.value.message for step in ("write", "check", "remove", "percent-encode"))
@@ -324,8 +324,8 @@ class TestPermits:
             ("ff02::1", False, False),
         ],
     )
-    def test_by_how_the_host_was_allowed(self, address: str, public: bool, listed: bool) -> None:
-        """A listed name may be inside; it never leads to metadata."""
+    def test_permitted_addresses_depend_on_the_rule(self, address: str, public: bool, listed: bool) -> None:
+        """A listed name may be inside, but never a metadata address."""
         judged = parse_ip(address)
         assert judged is not None
         assert PUBLIC.check_url("http://a.example/").permits(judged) == public
@@ -355,8 +355,8 @@ MARKS = st.sampled_from(
 )
 @example("http", "://", ["images.example.com", "\\", "@", "127.0.0.1"])
 @example("http", "://", ["8.8.8.8", "#", "@", "127.0.0.1"])
-def test_what_is_fetched_is_what_was_checked(scheme: str, mark: str, parts: list[str]) -> None:
-    """Whatever is let through: its URL, read again by this parser or another, has the judged host and port."""
+def test_the_fetched_url_is_the_checked_url(scheme: str, mark: str, parts: list[str]) -> None:
+    """If a URL passes, this parser and another read the checked host and port from it."""
     text = scheme + mark + "".join(parts)
     try:
         target = PUBLIC.check_url(text)
@@ -364,7 +364,7 @@ def test_what_is_fetched_is_what_was_checked(scheme: str, mark: str, parts: list
         return
     again = URL(str(target.url))
     assert (again.raw_host, again.port) == (target.host, target.port) == (target.url.raw_host, target.url.port)
-    assert the_same_host(text, target)
+    assert has_same_host(text, target)
     assert again.scheme in {"http", "https"}
     assert again.raw_user is None
     assert target.host.isascii()
@@ -373,12 +373,12 @@ def test_what_is_fetched_is_what_was_checked(scheme: str, mark: str, parts: list
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_judged(text: str) -> None:
-    """And refused in words, or let through as what it is."""
+def test_any_text_is_checked(text: str) -> None:
+    """It is refused with a message or passes unchanged."""
     for url in (text, f"http://{text}", f"http://images.example.com/{text}"):
         try:
             target = PUBLIC.check_url(url)
         except InvalidValue as error:
             assert error.message
         else:
-            assert the_same_host(url, target)
+            assert has_same_host(url, target)

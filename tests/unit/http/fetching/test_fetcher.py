@@ -1,4 +1,4 @@
-"""Where a fetch connects, what it sends, and how it ends, against servers of this machine."""
+"""The addresses, content and errors of fetches, against local servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GLOBAL = "93.184.215.14"
 
 
 class Connections:
-    """In place of sockets: what would have been connected to."""
+    """Replaces sockets and records the addresses."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.addresses: list[tuple[str, int]] = []
@@ -36,7 +36,7 @@ class Connections:
 
 
 class TestRequest:
-    async def test_what_is_sent_and_what_comes_back(self, server: Web) -> None:
+    async def test_request_and_response(self, server: Web) -> None:
         names = Names(["127.0.0.1"])
         got = await fetcher(server, names=names).get(url(server, path="/a%20b.png?k=%2B#f"), deadline=soon())
         assert got == b"picture"
@@ -57,8 +57,8 @@ class TestRequest:
         assert "Authorization: Bearer sk-1\r\n" in server.requests[0]
         assert "cookie: a=1\r\n" in server.requests[0]
 
-    async def test_not_to_any_public_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """And nothing is resolved for it."""
+    async def test_client_headers_are_not_sent_to_public_hosts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing is resolved for it."""
         connections, names = Connections(monkeypatch), Names([GLOBAL])
         with pytest.raises(InvalidValue, match="image_download_headers are sent only"):
             await Fetcher(FetchPolicy.parse("public"), resolver=names).get(
@@ -66,20 +66,20 @@ class TestRequest:
             )
         assert names.lookups == connections.addresses == []
 
-    async def test_nor_headers_that_change_the_request(self, server: Web) -> None:
+    async def test_headers_that_change_the_request_are_refused(self, server: Web) -> None:
         with pytest.raises(InvalidValue, match="cannot contain Host"):
             await fetcher(server).get(url(server), {"Host": "evil"}, deadline=soon())
         assert server.requests == []
 
     async def test_cookies_and_connections_are_not_kept(self, server: Web) -> None:
         server.answer = http(headers=["set-cookie: a=1", "connection: keep-alive"])
-        made = fetcher(server)
+        web_fetcher = fetcher(server)
         for _ in range(2):
-            await made.get(url(server, "images.test"), deadline=soon())
-        assert len(server.requests) == 2  # this server answers one on each connection
+            await web_fetcher.get(url(server, "images.test"), deadline=soon())
+        assert len(server.requests) == 2  # this server sends one response per connection
         assert not any("cookie" in each.lower() for each in server.requests)
 
-    async def test_the_environment_names_no_proxy(self, server: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_proxies_of_the_environment_are_ignored(self, server: Web, monkeypatch: pytest.MonkeyPatch) -> None:
         async with web() as proxy:
             for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"):
                 monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
@@ -88,7 +88,7 @@ class TestRequest:
             assert await fetcher(server).get(url(server, "images.test"), deadline=soon()) == b"picture"
             assert proxy.requests == []
 
-    async def test_nor_credentials(self, server: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_credentials_are_not_sent(self, server: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "netrc").write_text("default login me password secret\n")
         monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
         await fetcher(server).get(url(server), deadline=soon())
@@ -97,17 +97,17 @@ class TestRequest:
 
 class TestAddresses:
     async def test_a_changing_name_is_resolved_once(self, server: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Global when it is checked, inside when it would be asked again: the connection goes where the check was."""
+        """Public when checked, inner when resolved again: the connection uses the checked address."""
         connections, names = Connections(monkeypatch), Names([GLOBAL], ["127.0.0.1"])
-        made = Fetcher(FetchPolicy.parse("public"), resolver=names)
+        web_fetcher = Fetcher(FetchPolicy.parse("public"), resolver=names)
         with pytest.raises(InvalidValue, match=r"rebind\.example cannot be reached"):
-            await made.get("http://rebind.example/", deadline=soon())
+            await web_fetcher.get("http://rebind.example/", deadline=soon())
         assert connections.addresses == [(GLOBAL, 80)]
         assert names.lookups == [("rebind.example", 80)]
         with pytest.raises(InvalidValue, match="not on the public internet"):
-            await made.get("http://rebind.example/", deadline=soon())
+            await web_fetcher.get("http://rebind.example/", deadline=soon())
         assert connections.addresses == [(GLOBAL, 80)]
-        assert len(names.lookups) == 2  # no answer is kept from one fetch to the next
+        assert len(names.lookups) == 2  # answers are not cached between fetches
 
     async def test_the_name_goes_to_the_pinned_address(self, server: Web) -> None:
         names = Names(["127.0.0.1"], ["127.0.0.2"])
@@ -134,7 +134,7 @@ class TestAddresses:
         ],
     )
     async def test_every_address_must_be_public(self, answer: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        """The refusal does not tell which one it was."""
+        """The error does not reveal which one is inner."""
         connections = Connections(monkeypatch)
         with pytest.raises(InvalidValue, match=r"a\.example is not on the public internet") as caught:
             await Fetcher(FetchPolicy.parse("public"), resolver=Names(answer)).get("http://a.example/", deadline=soon())
@@ -143,23 +143,23 @@ class TestAddresses:
 
     async def test_a_listed_name_does_not_lead_to_metadata(self, monkeypatch: pytest.MonkeyPatch) -> None:
         connections = Connections(monkeypatch)
-        made = Fetcher(FetchPolicy.parse("a.example"), resolver=Names(["169.254.169.254"], ["10.0.0.7"]))
+        web_fetcher = Fetcher(FetchPolicy.parse("a.example"), resolver=Names(["169.254.169.254"], ["10.0.0.7"]))
         with pytest.raises(InvalidValue, match="not on the public internet"):
-            await made.get("http://a.example/", deadline=soon())
+            await web_fetcher.get("http://a.example/", deadline=soon())
         with pytest.raises(InvalidValue, match="cannot be reached"):
-            await made.get("http://a.example/", deadline=soon())
+            await web_fetcher.get("http://a.example/", deadline=soon())
         assert connections.addresses == [("10.0.0.7", 80)]
 
-    async def test_a_name_in_other_letters(self, server: Web) -> None:
-        """Is compared, resolved and sent in one form."""
+    async def test_a_name_in_another_case_or_script(self, server: Web) -> None:
+        """It is compared, resolved and sent in one form."""
         names = Names(["127.0.0.1"])
-        made = Fetcher(FetchPolicy.parse(f"Bücher.test:{server.port}"), resolver=names)
-        assert await made.get(url(server, "BÜCHER.test"), deadline=soon()) == b"picture"
+        web_fetcher = Fetcher(FetchPolicy.parse(f"Bücher.test:{server.port}"), resolver=names)
+        assert await web_fetcher.get(url(server, "BÜCHER.test"), deadline=soon()) == b"picture"
         assert names.lookups == [("xn--bcher-kva.test", server.port)]
         assert f"Host: xn--bcher-kva.test:{server.port}\r\n" in server.requests[0]
 
     async def test_all_addresses_are_tried(self, server: Web) -> None:
-        """Nobody listens at the first."""
+        """The first address refuses the connection."""
         names = Names(["127.0.0.9", "127.0.0.1"])
         assert await fetcher(server, names=names).get(url(server, "images.test"), deadline=soon()) == b"picture"
 
@@ -171,7 +171,7 @@ class TestAddresses:
         assert names.lookups == connections.addresses == []
 
     async def test_a_name_without_addresses(self, server: Web) -> None:
-        """What the resolver said stays here."""
+        """The resolver's error is not shown."""
         with pytest.raises(InvalidValue, match=r"images\.test cannot be resolved: check") as caught:
             await fetcher(server, names=Names([])).get(url(server, "images.test"), deadline=soon())
         assert "10.9.8.7" not in caught.value.message
@@ -184,17 +184,17 @@ class TestSystemResolver:
         await names.aclose()
 
     async def test_through_a_fetch(self, server: Web) -> None:
-        made = Fetcher(FetchPolicy.parse(f"localhost:{server.port}"))
-        assert await made.get(url(server, "localhost"), deadline=soon()) == b"picture"
-        await made.aclose()
+        web_fetcher = Fetcher(FetchPolicy.parse(f"localhost:{server.port}"))
+        assert await web_fetcher.get(url(server, "localhost"), deadline=soon()) == b"picture"
+        await web_fetcher.aclose()
         with pytest.raises(Unavailable, match="shutting down"):
-            await made.get(url(server, "localhost"), deadline=soon())
+            await web_fetcher.get(url(server, "localhost"), deadline=soon())
 
     async def test_a_name_of_this_machine_is_not_public(self) -> None:
-        made = Fetcher(FetchPolicy.parse("public"), slots=1)
+        web_fetcher = Fetcher(FetchPolicy.parse("public"), slots=1)
         with pytest.raises(InvalidValue, match="localhost is not on the public internet"):
-            await made.get("http://localhost/", deadline=soon())
-        await made.aclose()
+            await web_fetcher.get("http://localhost/", deadline=soon())
+        await web_fetcher.aclose()
 
     async def test_the_fetcher_closes_its_resolver(self) -> None:
         names = Names([GLOBAL])
@@ -205,7 +205,7 @@ class TestSystemResolver:
 class TestTls:
     @staticmethod
     def contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        """Of a server at localhost and 127.0.0.1, and of a client that knows who signed it."""
+        """Return the contexts of a server at localhost and 127.0.0.1, and of a client that trusts its CA."""
         (folder / "cert").write_bytes(SERVER_CERT)
         (folder / "key").write_bytes(SERVER_KEY)
         serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -216,21 +216,21 @@ class TestTls:
         serving, knowing = self.contexts(tmp_path)
         async with web(tls=serving) as server:
             allowed = FetchPolicy.parse(f"localhost:{server.port},images.test:{server.port}")
-            made = Fetcher(allowed, resolver=Names(["127.0.0.1"]), tls=knowing)
-            assert await made.get(f"https://localhost:{server.port}/", deadline=soon()) == b"picture"
+            web_fetcher = Fetcher(allowed, resolver=Names(["127.0.0.1"]), tls=knowing)
+            assert await web_fetcher.get(f"https://localhost:{server.port}/", deadline=soon()) == b"picture"
             with pytest.raises(InvalidValue, match=r"images\.test has no trusted certificate for this name") as caught:
-                await made.get(f"https://images.test:{server.port}/", deadline=soon())
+                await web_fetcher.get(f"https://images.test:{server.port}/", deadline=soon())
             assert "127.0.0.1" not in caught.value.message
             assert server.names == ["localhost", "images.test"]
             assert len(server.requests) == 1
 
-    async def test_an_unknown_signer(self, tmp_path: Path) -> None:
-        """The certificates of the system are the ones that count."""
+    async def test_an_unknown_ca_is_refused(self, tmp_path: Path) -> None:
+        """Only the system's certificates count."""
         serving, _ = self.contexts(tmp_path)
         async with web(tls=serving) as server:
-            made = Fetcher(FetchPolicy.parse(f"localhost:{server.port}"), resolver=Names(["127.0.0.1"]))
+            web_fetcher = Fetcher(FetchPolicy.parse(f"localhost:{server.port}"), resolver=Names(["127.0.0.1"]))
             with pytest.raises(InvalidValue, match="certificate"):
-                await made.get(f"https://localhost:{server.port}/", deadline=soon())
+                await web_fetcher.get(f"https://localhost:{server.port}/", deadline=soon())
             assert server.requests == []
 
     async def test_a_server_without_tls(self) -> None:
@@ -277,7 +277,7 @@ class TestAnswers:
         ("status", "step"), [(404, "check the URL"), (403, "check the URL"), (503, "again"), (204, "URL"), (206, "URL")]
     )
     async def test_other_statuses(self, server: Web, status: int, step: str) -> None:
-        """The body stays there: it may be of an inner host."""
+        """The body is not shown: it may come from an inner host."""
         server.answer = http(b"" if status == 204 else b"secret", status=f"{status} Words")
         with pytest.raises(InvalidValue, match=f"returned status {status} instead of an image: .*{step}") as caught:
             await fetcher(server).get(url(server), deadline=soon())
@@ -286,16 +286,16 @@ class TestAnswers:
 
     @pytest.mark.parametrize("encoding", ["gzip", "GZIP", "br", "deflate", "zstd", "identity, gzip", "x"])
     async def test_compressed_answers(self, server: Web, encoding: str) -> None:
-        """However much comes out of them: nothing is inflated."""
+        """Nothing is decompressed, whatever its size."""
         server.answer = http(gzip.compress(bytes(2**22)), headers=[f"content-encoding: {encoding}"])
         with pytest.raises(InvalidValue, match="compressed its response"):
             await fetcher(server, max_bytes=2**20).get(url(server), deadline=soon())
 
-    async def test_identity_is_no_compression(self, server: Web) -> None:
+    async def test_identity_encoding_is_accepted(self, server: Web) -> None:
         server.answer = http(headers=["content-encoding: Identity"])
         assert await fetcher(server).get(url(server), deadline=soon()) == b"picture"
 
-    async def test_gzip_that_is_not_declared_stays_as_it_is(self, server: Web) -> None:
+    async def test_undeclared_gzip_stays_unchanged(self, server: Web) -> None:
         bomb = gzip.compress(bytes(2**22))
         server.answer = http(bomb, headers=["content-type: application/gzip"])
         assert await fetcher(server).get(url(server), deadline=soon()) == bomb
@@ -322,7 +322,7 @@ class TestAnswers:
         assert "OpenSSH" not in caught.value.message
 
     async def test_more_than_the_stated_length(self, server: Web) -> None:
-        """As the connection is to be closed, what comes after the body breaks the protocol."""
+        """The connection is closed after the body, so additional bytes violate the protocol."""
         server.answer = http(b"picture and more", length=7, headers=["connection: close"])
         with pytest.raises(InvalidValue, match="does not speak HTTP"):
             await fetcher(server).get(url(server), deadline=soon())
@@ -331,13 +331,13 @@ class TestAnswers:
         server.answer = raw(b"HTTP/1.0 200 OK\r\n\r\npicture")
         assert await fetcher(server).get(url(server), deadline=soon()) == b"picture"
 
-    async def test_nobody_listens(self, server: Web) -> None:
+    async def test_connection_refused(self, server: Web) -> None:
         with socket.socket() as bound:
             bound.bind(("127.0.0.1", 0))
             port = bound.getsockname()[1]
-            made = Fetcher(FetchPolicy.parse(f"images.test:{port}"), resolver=Names(["127.0.0.1"]))
+            web_fetcher = Fetcher(FetchPolicy.parse(f"images.test:{port}"), resolver=Names(["127.0.0.1"]))
             with pytest.raises(InvalidValue, match=r"images\.test cannot be reached") as caught:
-                await made.get(f"http://images.test:{port}/", deadline=soon())
+                await web_fetcher.get(f"http://images.test:{port}/", deadline=soon())
         assert "127.0.0.1" not in caught.value.message
 
     async def test_nothing_is_logged(self, server: Web, caplog: pytest.LogCaptureFixture) -> None:
@@ -354,15 +354,15 @@ class TestSize:
         server.answer = http(bytes(size))
         assert await fetcher(server, max_bytes=1000).get(url(server), deadline=soon()) == bytes(size)
 
-    async def test_a_declared_length_is_enough_to_refuse(self, server: Web) -> None:
-        """Of the body nothing need have come."""
+    async def test_a_too_large_declared_length_is_refused(self, server: Web) -> None:
+        """It is refused before the body arrives."""
         server.answer = http(b"", length=10**12)
         with pytest.raises(InvalidValue, match=r"sends more than the limit of 20 MiB for an image: use a smaller"):
             await fetcher(server).get(url(server), deadline=soon())
 
     @pytest.mark.parametrize("framing", ["chunked", "none"])
-    async def test_a_stream_without_end(self, server: Web, framing: str) -> None:
-        """It is left once it is too large, and what it sends after that is not read."""
+    async def test_an_endless_stream_is_cut_off(self, server: Web, framing: str) -> None:
+        """The connection is closed once the body is too large, and later bytes are not read."""
         sent = 0
 
         async def endless(writer: asyncio.StreamWriter) -> None:
@@ -379,4 +379,4 @@ class TestSize:
         with pytest.raises(InvalidValue, match="more than the limit of 1 MiB"):
             await fetcher(server, max_bytes=2**20).get(url(server), deadline=soon())
         await server.until(lambda: server.busy == 0)
-        assert sent < 2**25  # the buffers of the sockets are the system's affair
+        assert sent < 2**25  # the system controls the socket buffers

@@ -1,4 +1,4 @@
-"""How long a fetch may take, how many run at once, and what is left of one that is given up."""
+"""The duration, concurrency and cancellation of fetches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.unit.http.fetching.kit import Names, Web, fetcher, http, soon, stay_s
 
 
 class TestTime:
-    async def test_a_host_that_does_not_answer(self, server: Web) -> None:
-        """Is the client's affair; the connection is closed."""
+    async def test_an_unresponsive_host_times_out(self, server: Web) -> None:
+        """The client gets an error; the connection is closed."""
         server.answer = stay_silent
         with pytest.raises(InvalidValue, match=r"127\.0\.0\.1 did not send the image within 0\.4 s: send the"):
             await fetcher(server, seconds=0.4).get(url(server), deadline=soon())
@@ -25,8 +25,8 @@ class TestTime:
             await fetcher(server).get(url(server), deadline=soon(0.4))
         await server.until(lambda: server.disconnects == 1)
 
-    async def test_a_stream_that_drips(self, server: Web) -> None:
-        """However steadily it does: what counts is the whole."""
+    async def test_a_slow_stream_times_out(self, server: Web) -> None:
+        """Steady data does not extend the limit for the whole."""
         dripped = asyncio.Event()
 
         async def drip(writer: asyncio.StreamWriter) -> None:
@@ -42,16 +42,16 @@ class TestTime:
             await fetcher(server, seconds=0.4).get(url(server), deadline=soon())
         assert dripped.is_set()
 
-    async def test_a_name_server_that_does_not_answer(self, server: Web) -> None:
-        class Silent(Names):
+    async def test_an_unresponsive_name_server_times_out(self, server: Web) -> None:
+        class SilentNames(Names):
             async def addresses(self, host: str, port: int) -> Sequence[str]:
                 await asyncio.Event().wait()
                 return []
 
         with pytest.raises(InvalidValue, match="did not send the image within"):
-            await fetcher(server, names=Silent([]), seconds=0.05).get(url(server, "images.test"), deadline=soon())
+            await fetcher(server, names=SilentNames([]), seconds=0.05).get(url(server, "images.test"), deadline=soon())
 
-    async def test_a_deadline_that_passed(self, server: Web) -> None:
+    async def test_a_passed_deadline_is_refused(self, server: Web) -> None:
         with pytest.raises(DeadlineExceeded, match="before its image was fetched"):
             await fetcher(server).get(url(server), deadline=soon(-1))
         assert server.requests == []
@@ -67,8 +67,8 @@ class TestTime:
 
 
 class TestSlots:
-    async def test_so_many_at_once(self, server: Web) -> None:
-        """The others wait, and are served."""
+    async def test_concurrent_fetches_are_limited(self, server: Web) -> None:
+        """The others wait, and are then served."""
         go = asyncio.Event()
         answering = http()
 
@@ -77,8 +77,8 @@ class TestSlots:
             await answering(writer)
 
         server.answer = hang
-        made = fetcher(server, slots=3)
-        tasks = [asyncio.create_task(made.get(url(server), deadline=soon())) for _ in range(8)]
+        web_fetcher = fetcher(server, slots=3)
+        tasks = [asyncio.create_task(web_fetcher.get(url(server), deadline=soon())) for _ in range(8)]
         await server.until(lambda: server.busy == 3)
         for _ in range(50):
             await asyncio.sleep(0)
@@ -87,13 +87,13 @@ class TestSlots:
         assert await asyncio.gather(*tasks) == [b"picture"] * 8
         assert len(server.requests) == 8
 
-    async def test_waiting_counts(self, server: Web) -> None:
-        """To the request's deadline; who waited in vain has sent nothing."""
+    async def test_waiting_counts_towards_the_deadline(self, server: Web) -> None:
+        """The wait ends at the request's deadline; a request that timed out has sent nothing."""
         server.answer = stay_silent
-        made = fetcher(server, slots=1)
-        first = asyncio.create_task(made.get(url(server), deadline=soon()))
+        web_fetcher = fetcher(server, slots=1)
+        first = asyncio.create_task(web_fetcher.get(url(server), deadline=soon()))
         await server.until(lambda: server.busy == 1)
-        second = asyncio.create_task(made.get(url(server), deadline=soon(0.02)))
+        second = asyncio.create_task(web_fetcher.get(url(server), deadline=soon(0.02)))
         with pytest.raises(DeadlineExceeded):
             await second
         first.cancel()
@@ -103,8 +103,8 @@ class TestSlots:
     async def test_no_slot_in_time(self, server: Web) -> None:
         release = asyncio.Event()
 
-        class Holding(Names):
-            """Keeps its fetch, and so the slot, past its time."""
+        class HoldingResolver(Names):
+            """Holds its fetch, and thus the slot, past its time."""
 
             async def addresses(self, host: str, port: int) -> Sequence[str]:
                 try:
@@ -113,22 +113,22 @@ class TestSlots:
                     await release.wait()
                 return []
 
-        made = fetcher(server, names=Holding([]), slots=1, seconds=0.05)
-        first = asyncio.create_task(made.get(url(server, "images.test"), deadline=soon()))
+        web_fetcher = fetcher(server, names=HoldingResolver([]), slots=1, seconds=0.05)
+        first = asyncio.create_task(web_fetcher.get(url(server, "images.test"), deadline=soon()))
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="is fetching too many images: send") as caught:
-            await made.get(url(server, "images.test"), deadline=soon())
+            await web_fetcher.get(url(server, "images.test"), deadline=soon())
         assert caught.value.retry_after == 1.0
         release.set()
         with pytest.raises(InvalidValue, match="did not send"):
             await first
         assert server.requests == []
 
-    async def test_a_failed_fetch_gives_its_slot_back(self, server: Web) -> None:
-        made = fetcher(server, slots=1)
+    async def test_a_failed_fetch_releases_its_slot(self, server: Web) -> None:
+        web_fetcher = fetcher(server, slots=1)
         server.answer = http(b"", status="404 No")
         for _ in range(3):
             with pytest.raises(InvalidValue):
-                await made.get(url(server), deadline=soon())
+                await web_fetcher.get(url(server), deadline=soon())
         server.answer = http()
-        assert await made.get(url(server), deadline=soon()) == b"picture"
+        assert await web_fetcher.get(url(server), deadline=soon()) == b"picture"

@@ -1,4 +1,4 @@
-"""What a text is: a link, a picture inside, or nothing that is read here."""
+"""What a text is: a link, an image inside, or nothing that is read here."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from shoal.errors import EmptyInput, InvalidValue, RequestError
 from shoal.http.fetching.inline import MAX_ESCAPED, MIN_BYTES, Link, parse_image
 
-PICTURE = bytes(range(256)) + b"\xfb\xff\xbf"
+IMAGE = bytes(range(256)) + b"\xfb\xff\xbf"
 """Its base64 has "+" and "/" in it, and padding."""
 
-ENCODED = base64.b64encode(PICTURE + b"!").decode()
-URLSAFE = base64.urlsafe_b64encode(PICTURE + b"!").decode()
-WRAPPED = base64.encodebytes(PICTURE + b"!").decode()
+ENCODED = base64.b64encode(IMAGE + b"!").decode()
+URLSAFE = base64.urlsafe_b64encode(IMAGE + b"!").decode()
+WRAPPED = base64.encodebytes(IMAGE + b"!").decode()
 
 
-def test_the_sample_shows_what_it_should() -> None:
+def test_the_samples_cover_both_alphabets() -> None:
     assert {"+", "/", "="} <= set(ENCODED)
     assert {"-", "_"} <= set(URLSAFE)
 
@@ -31,7 +31,7 @@ def test_the_sample_shows_what_it_should() -> None:
     "url", ["http://a.example/x.png", "https://a.example", "HTTP://A.example/", "http:/x", "https:"]
 )
 def test_links(url: str) -> None:
-    """As they are written: who fetches them judges them."""
+    """They stay unchanged: the fetcher checks them."""
     assert parse_image(url) == Link(url)
     assert parse_image(f" {url}\n") == Link(url)
 
@@ -54,8 +54,8 @@ def test_links(url: str) -> None:
         f"data:image/png;base64,{ENCODED.replace('+', '%2B').replace('/', '%2f').replace('=', '%3D')}",
         f"data:image/png;base64,{ENCODED[:40]}%0D%0A{ENCODED[40:]}",
         f"\n data:image/png;base64,{ENCODED}\n",
-        f"data:image/png,{quote_from_bytes(PICTURE + b'!')}",
-        f"data:,{''.join(f'%{byte:02x}' for byte in PICTURE)}! \n",
+        f"data:image/png,{quote_from_bytes(IMAGE + b'!')}",
+        f"data:,{''.join(f'%{byte:02x}' for byte in IMAGE)}! \n",
         ENCODED,
         URLSAFE,
         WRAPPED,
@@ -63,8 +63,8 @@ def test_links(url: str) -> None:
         WRAPPED.replace("\n", "\r\n"),
     ],
 )
-def test_pictures_inside(text: str) -> None:
-    assert parse_image(text) == PICTURE + b"!"
+def test_images_inside(text: str) -> None:
+    assert parse_image(text) == IMAGE + b"!"
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_other_texts_are_refused_with_the_next_step(text: str) -> None:
 
 
 def test_a_file_that_exists_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "x.png").write_bytes(PICTURE)
-    (tmp_path / "abcd").write_bytes(PICTURE)
+    (tmp_path / "x.png").write_bytes(IMAGE)
+    (tmp_path / "abcd").write_bytes(IMAGE)
     monkeypatch.chdir(tmp_path)
     for text in ("x.png", str(tmp_path / "x.png"), "abcd", f"file://{tmp_path}/x.png"):
         with pytest.raises(InvalidValue):
@@ -187,7 +187,7 @@ class TestLimits:
             parse_image(text, max_bytes=99)
 
     def test_the_smallest(self) -> None:
-        """A data URI says that it is a picture, and may hold any."""
+        """A data URI says that it is an image, and may hold any."""
         assert parse_image(base64.b64encode(bytes(MIN_BYTES)).decode()) == bytes(MIN_BYTES)
         short = base64.b64encode(bytes(MIN_BYTES - 1)).decode()
         assert parse_image(f"data:image/png;base64,{short}") == bytes(MIN_BYTES - 1)
@@ -223,7 +223,7 @@ class TestLimits:
             "more-escapes",
         ],
     )
-    def test_what_is_refused_takes_little(self, text: str) -> None:
+    def test_refusals_use_little_memory(self, text: str) -> None:
         tracemalloc.start()
         try:
             with pytest.raises(RequestError):
@@ -251,8 +251,8 @@ def test_escapes_round_trip(data: bytes) -> None:
 def test_any_text_has_an_answer(text: str) -> None:
     for each in (text, f"data:{text}", f"data:image/png;base64,{text}", f"data:image/png,{text}"):
         try:
-            found = parse_image(each, max_bytes=40)
+            image = parse_image(each, max_bytes=40)
         except RequestError as error:
             assert error.message
         else:
-            assert isinstance(found, Link) or 0 < len(found) <= 40
+            assert isinstance(image, Link) or 0 < len(image) <= 40

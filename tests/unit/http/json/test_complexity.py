@@ -1,4 +1,4 @@
-"""How much there is in JSON, without decoding it."""
+"""Counting the values in JSON without decoding it."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ JSON = st.recursive(
 )
 
 
-def counted(value: Any) -> int:
-    """Objects, lists and commas, of what was decoded."""
+def count_values(value: Any) -> int:
+    """Return the number of objects, lists and commas in a decoded value."""
     if not isinstance(value, dict | list):
         return 0
     inner = list(value.values()) if isinstance(value, dict) else value
-    return 1 + max(0, len(inner) - 1) + sum(map(counted, inner))
+    return 1 + max(0, len(inner) - 1) + sum(map(count_values, inner))
 
 
-def weighed(value: Any) -> int:
-    """The same, with what the weights make of it."""
+def weigh_values(value: Any) -> int:
+    """Return the same with weights."""
     if isinstance(value, str):
         return complexity.WEIGHT
     if not isinstance(value, dict | list):
         return 0
     inner = [*value, *value.values()] if isinstance(value, dict) else value
-    return complexity.WEIGHT + max(0, len(value) - 1) + sum(map(weighed, inner))
+    return complexity.WEIGHT + max(0, len(value) - 1) + sum(map(weigh_values, inner))
 
 
 @settings(max_examples=200)
 @given(value=JSON, step=st.integers(2, 50), ascii_only=st.booleans())
-def test_what_is_in_strings_is_not_counted(value: Any, step: int, ascii_only: bool) -> None:
-    """Wherever the turns cut it: inside of a string, of an escape, of a character."""
+def test_string_contents_are_not_counted(value: Any, step: int, ascii_only: bool) -> None:
+    """The loop turns may split a string, an escape or a character anywhere."""
     raw = json.dumps(value, ensure_ascii=ascii_only).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(complexity, "_STEP", step)
-        expected = counted(value)
+        expected = count_values(value)
         assert count_pieces(raw, expected) == asyncio.run(count_pieces_async(memoryview(raw), expected)) == expected
         assert count_pieces(raw, expected - 1) >= expected
 
 
 async def test_it_stops_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what is far too much, no more than the first step is looked at."""
+    """If the body is far too large, only the first step is scanned."""
     monkeypatch.setattr(complexity, "_STEP", 3000)
     raw = b"[%b[]]" % (b"[]," * 1_000_000)
     assert 1000 < await count_pieces_async(memoryview(raw), 1000) <= 3000
@@ -62,13 +62,13 @@ async def test_it_stops_early(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=200)
 @given(value=JSON, step=st.integers(2, 50), ascii_only=st.booleans())
 def test_values_are_weighed(value: Any, step: int, ascii_only: bool) -> None:
-    """A text, a key, a list and an object each as five, a comma as one: refused above the bound, and not at it."""
+    """A text, a key, a list and an object weigh five each, a comma one: refused only above the limit."""
     raw = memoryview(json.dumps(value, ensure_ascii=ascii_only).encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(complexity, "_STEP", step)
-        patch.setattr(complexity, "MAX_VALUES", weighed(value))
+        patch.setattr(complexity, "MAX_VALUES", weigh_values(value))
         asyncio.run(check_values(raw, 0))
-        patch.setattr(complexity, "MAX_VALUES", weighed(value) - 1)
+        patch.setattr(complexity, "MAX_VALUES", weigh_values(value) - 1)
         with pytest.raises(TooManyInputs) as caught:
             asyncio.run(check_values(raw, 0, "field"))
         assert caught.value.param == "field"
@@ -76,6 +76,6 @@ def test_values_are_weighed(value: Any, step: int, ascii_only: bool) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b'"', b'"\\', b'["a', b'{"a\\'])
-def test_what_is_no_json(raw: bytes) -> None:
-    """It comes to an end."""
+def test_invalid_json(raw: bytes) -> None:
+    """The scan terminates."""
     assert count_pieces(raw * 3, -1) >= 0

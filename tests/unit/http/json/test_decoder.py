@@ -35,14 +35,14 @@ def decode() -> decoder.Decoder[Outer]:
 
 
 def test_known_fields(decode: decoder.Decoder[Outer]) -> None:
-    """What is known is decoded, and nothing more is done."""
+    """Known fields are decoded without further work."""
     decoded = decode(b'{"a":1,"inner":{"b":2}}')
     assert isinstance(decoded, Outer)
     assert msgspec.structs.asdict(decoded) == {"a": 1, "inner": Inner(2), "rows": []}
 
 
 def test_unknown_fields_are_logged_once(decode: decoder.Decoder[Outer], caplog: pytest.LogCaptureFixture) -> None:
-    """Each name is logged at its first sight only, with its surface."""
+    """Each name is logged once per surface."""
     with caplog.at_level(logging.INFO, logger="shoal.http"):
         for _ in range(3):
             assert decode(b'{"a":1,"x":[1],"y":{}}').a == 1
@@ -52,8 +52,8 @@ def test_unknown_fields_are_logged_once(decode: decoder.Decoder[Outer], caplog: 
     ]
 
 
-def test_made_up_names_do_not_fill_the_log(decode: decoder.Decoder[Outer], caplog: pytest.LogCaptureFixture) -> None:
-    """After 256 names no more are logged, and no name is logged at length."""
+def test_invented_names_do_not_fill_the_log(decode: decoder.Decoder[Outer], caplog: pytest.LogCaptureFixture) -> None:
+    """After 256 names nothing more is logged, and long names are truncated."""
     with caplog.at_level(logging.INFO, logger="shoal.http"):
         for at in range(300):
             decode(b'{"a":1,"%b%d":0}' % (b"n" * 1000, at))
@@ -86,8 +86,8 @@ def test_wrong_types(decode: decoder.Decoder[Outer], body: bytes, param: str | N
     "body",
     [b"", b"{", b"nonsense", b'{"a":1}}', b'{"a":1,"\xff":1}', b'{"u":' + b"[" * 100_000, b'\xef\xbb\xbf{"a":1}'],
 )
-def test_not_json(decode: decoder.Decoder[Outer], body: bytes) -> None:
-    """What is not JSON, not UTF-8, or nested without end is Malformed."""
+def test_invalid_json_is_malformed(decode: decoder.Decoder[Outer], body: bytes) -> None:
+    """Input that is not JSON, not UTF-8, or nested too deeply is Malformed."""
     with pytest.raises(Malformed):
         decode(body)
 
@@ -100,12 +100,12 @@ class Lists(msgspec.Struct):
 MANY = [[at, 70_000, 2**31 - 1] * 8 for at in range(1000)]
 
 
-def spaced(text: bytes) -> bytes:
+def add_spaces(text: bytes) -> bytes:
     return text.replace(b",", b" ,\n ").replace(b"]", b" ]")
 
 
-def stepping() -> tuple[asyncio.Task[None], list[int]]:
-    """A task that counts the turns that others leave it."""
+def start_turn_counter() -> tuple[asyncio.Task[None], list[int]]:
+    """Start a task that counts the loop turns it gets."""
     iterations = [0]
 
     async def other() -> None:
@@ -116,11 +116,11 @@ def stepping() -> tuple[asyncio.Task[None], list[int]]:
     return asyncio.create_task(other()), iterations
 
 
-@pytest.mark.parametrize("spelled", [bytes, spaced])
+@pytest.mark.parametrize("spelled", [bytes, add_spaces])
 async def test_many_ids_are_counted_in_turns(spelled: Callable[[bytes], bytes]) -> None:
-    """The same lists as in one go, whatever the white space, with turns for other tasks in between."""
+    """The lists equal those of a single decode, for any white space, and other tasks get turns in between."""
     body = spelled(msgspec.json.encode({"unknown": 1, "ids": MANY, "more": 7}))
-    task, iterations = stepping()
+    task, iterations = start_turn_counter()
     decoded = await decoder.Decoder(Lists, "test", 100_000).decode_async(body)
     task.cancel()
     assert (decoded.ids, decoded.more) == (MANY, 7)
@@ -141,7 +141,7 @@ async def test_many_ids_are_counted_in_turns(spelled: Callable[[bytes], bytes]) 
     ],
 )
 async def test_large_bodies_of_other_kinds(ids: Any) -> None:
-    """What only looks like lists of ids, or is something else, is decoded as ever."""
+    """Bodies that only resemble lists of ids are decoded normally."""
     decoded = await decoder.Decoder(Lists, "test", 100_000).decode_async(msgspec.json.encode({"ids": ids}))
     assert decoded.ids == ids
 
@@ -156,8 +156,8 @@ async def test_large_bodies_of_other_kinds(ids: Any) -> None:
         ([*MANY, {"]": 1}], "'ids[1000]' is invalid: expected `int | str | array`, got `object`."),
     ],
 )
-async def test_a_fault_among_many_ids(ids: Any, message: str) -> None:
-    """The error is the one that a small body gets, with its place."""
+async def test_an_invalid_id_among_many(ids: Any, message: str) -> None:
+    """The error equals that of a small body, with its position."""
     with pytest.raises(WrongType) as caught:
         await decoder.Decoder(Lists, "test", 100_000).decode_async(msgspec.json.encode({"ids": ids}))
     assert caught.value.message == message
@@ -165,7 +165,7 @@ async def test_a_fault_among_many_ids(ids: Any, message: str) -> None:
 
 @pytest.mark.parametrize("broken", [b"[1],,[2]", b"[1]][2]", b"[1,2", b"[1,]"])
 async def test_many_ids_that_are_not_json(broken: bytes) -> None:
-    """Splitting a body does not make broken JSON whole."""
+    """Splitting a body does not make invalid JSON valid."""
     body = b'{"ids":[' + b"[1,2,3]," * 20_000 + broken + b"]}"
     with pytest.raises((Malformed, WrongType)):
         await decoder.Decoder(Lists, "test", 100_000).decode_async(body)
@@ -191,9 +191,9 @@ TEXT = 'a "quoted", [bracketed] \\ \u00e4 ' * 40_000
     ],
 )
 async def test_large_values_leave_turns_to_others(value: Any) -> None:
-    """However the body is large, it is decoded to what it says, and counted in steps that grow in number with it."""
+    """A large body is decoded correctly, and counted in a number of steps that grows with it."""
     body = msgspec.json.encode({"u": [1, {"v": None}], "ids": value, "more": 7})
-    task, iterations = stepping()
+    task, iterations = start_turn_counter()
     decoded = await decoder.Decoder(Lists, "test", 100_000).decode_async(body)
     task.cancel()
     assert (decoded.ids, decoded.more) == (value, 7)
@@ -207,10 +207,10 @@ class Undecodable:
 
 @pytest.mark.parametrize("element", [b"[]", b'"ab"', b"[1,2]", b"{}", b"7,7"])
 @pytest.mark.parametrize("field", ["ids", "unknown"])
-async def test_no_more_is_decoded_than_may_be_there(
+async def test_too_many_values_are_refused_before_decoding(
     element: bytes, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A million elements are counted and refused, wherever they stand."""
+    """A million elements are counted and refused, at any position."""
     decode = decoder.Decoder(Lists, "test", 10)
     monkeypatch.setattr(decode, "_strict", Undecodable())
     monkeypatch.setattr(decode, "_lenient", Undecodable())
@@ -230,8 +230,8 @@ async def test_as_many_values_as_a_request_needs(ids: Any) -> None:
     assert (await decoder.Decoder(Any_, "test", 2048).decode_async(msgspec.json.encode({"ids": ids}))).ids == ids
 
 
-async def test_the_bound_grows_with_the_inputs_that_may_be_there() -> None:
-    """Whoever raises `max_inputs` means it: so many pairs of texts are decoded."""
+async def test_the_limit_grows_with_max_inputs() -> None:
+    """A higher `max_inputs` permits as many pairs of texts."""
     pairs = [["a", "b"]] * 200_000
     body = msgspec.json.encode({"ids": pairs})
     with pytest.raises(TooManyInputs):
@@ -245,7 +245,7 @@ async def test_the_bound_grows_with_the_inputs_that_may_be_there() -> None:
 
 @pytest.mark.parametrize("ids", [[0] * 1_200_000, [[1], [0] * 1_200_000]])
 async def test_more_ids_than_any_model_reads(ids: Any) -> None:
-    """In one input they are as many as in a whole request."""
+    """One input may have as many as a whole request."""
     with pytest.raises(TooManyInputs, match=f"more than {complexity.MAX_VALUES + 10 * complexity.VALUES_PER_INPUT} "):
         await decoder.Decoder(Lists, "test", 10).decode_async(msgspec.json.encode({"ids": ids}))
 
@@ -260,8 +260,8 @@ async def test_more_ids_than_any_model_reads(ids: Any) -> None:
         ({"a": TEXT}, "'texts' is invalid: expected `str | array | null`, got `object`."),
     ],
 )
-async def test_faults_in_large_lists_of_texts(texts: Any, message: str) -> None:
-    """As in small ones, with the place."""
+async def test_errors_in_large_lists_of_texts(texts: Any, message: str) -> None:
+    """The errors equal those of small lists, with the position."""
     body = msgspec.json.encode({"texts": texts, "more": 7})
     with pytest.raises(WrongType) as caught:
         await decoder.Decoder(Optionals, "test", 100).decode_async(body)
@@ -277,7 +277,7 @@ async def test_a_field_that_may_be_missing() -> None:
 
 
 async def test_unknown_fields_of_a_large_body(caplog: pytest.LogCaptureFixture) -> None:
-    """The first alone is named: there may be millions."""
+    """Only the first is named: there may be millions."""
     body = b'{"ids":"a",%b}' % b",".join(b'"u%d":1' % at for at in range(20_000))
     with caplog.at_level(logging.INFO, logger="shoal.http"):
         assert (await decoder.Decoder(Lists, "test", 10).decode_async(body)).ids == "a"
@@ -288,13 +288,13 @@ async def test_unknown_fields_of_a_large_body(caplog: pytest.LogCaptureFixture) 
 @pytest.mark.parametrize("shift", range(13))
 @pytest.mark.parametrize("character", ["\U0001f600", "\u00e4", "\u20ac", '"', "\\", "\\ud83d"])
 async def test_long_texts_are_not_cut(character: str, shift: int, ascii: bool) -> None:
-    """Wherever the steps of counting end, and however the characters are spelled."""
+    """For every end of a counting step and every spelling of the characters."""
     text = "x" * shift + character * 100_000
     body = json.dumps({"ids": [text, text]}, ensure_ascii=ascii).encode()
     assert (await decoder.Decoder(Lists, "test", 10).decode_async(body)).ids == [text, text]
 
 
-# With every character that means something to JSON.
+# With every character that has a meaning in JSON.
 scraps = st.text(st.sampled_from('ab"\\[]{},: \u00e4\U0001f600\n'), max_size=12)
 numbers = st.integers(0, 2**31 - 1)
 
@@ -305,8 +305,8 @@ numbers = st.integers(0, 2**31 - 1)
     ascii=st.booleans(),
     indent=st.sampled_from([None, 2]),
 )
-def test_any_value_is_decoded_alike(ids: Any, ascii: bool, indent: int | None) -> None:
-    """Large and small bodies mean the same, whatever their spelling."""
+def test_large_and_small_bodies_decode_alike(ids: Any, ascii: bool, indent: int | None) -> None:
+    """Large and small bodies mean the same, in every spelling."""
     body = json.dumps({"ids": ids, "more": 3}, ensure_ascii=ascii, indent=indent).encode()
     padded = body[:-1] + b" " * decoder.LARGE + b"}"
     decode = decoder.Decoder(Lists, "test", 100)
@@ -318,7 +318,7 @@ def test_any_value_is_decoded_alike(ids: Any, ascii: bool, indent: int | None) -
 @pytest.mark.parametrize("after", ['"', ' and"', '\\u0041"', '\\n", "more": 1', '", "more": 1'])
 @pytest.mark.parametrize("half", ["ud83d", "uDE00", "udbff"])
 async def test_half_a_character(half: str, after: str, padding: int) -> None:
-    """Half an emoji is called that, with the way out, wherever it stands and whatever msgspec says of it."""
+    """Half an emoji is reported as such with the next step, at any position and for every msgspec message."""
     body = f'{{"ids": {" " * padding}"caf\\{half}{after}}}'.encode()
     with pytest.raises(Malformed, match=rf"lone surrogate \\{half}\).*toWellFormed"):
         await decoder.Decoder(Lists, "test", 10).decode_async(body)
@@ -327,8 +327,8 @@ async def test_half_a_character(half: str, after: str, padding: int) -> None:
 @pytest.mark.parametrize(
     "body", [b'{"ids":"\\ud83d\\ude00', b'{"ids":"\\\\ud83d', b'{"ids":"\\ud83', b'{"ids":"\\x"}', b'{"ids":"\\u12"}']
 )
-def test_no_half_of_a_character(body: bytes) -> None:
-    """Whole emojis, escaped backslashes and other faults are not taken for one."""
+def test_other_errors_are_not_half_a_character(body: bytes) -> None:
+    """Whole emojis, escaped backslashes and other errors are not reported as half a character."""
     with pytest.raises(Malformed, match="could not be read as JSON"):
         decoder.Decoder(Lists, "test")(body)
 
@@ -354,8 +354,8 @@ LONG = "x" * decoder.LARGE
         ({"left": ["a", {"text": LONG}]}, "'left[1]' is invalid: expected `str`, got `object`"),
     ],
 )
-async def test_what_is_wrong_in_a_large_body(body: Any, words: str) -> None:
-    """It is told with its place in the body, whichever of several lists it is in."""
+async def test_errors_in_a_large_body(body: Any, words: str) -> None:
+    """The error has the position in the body, in any of several lists."""
     with pytest.raises(WrongType) as caught:
         await decoder.Decoder(Both, "test", 4).decode_async(msgspec.json.encode(body))
     assert words in caught.value.message
@@ -366,15 +366,15 @@ async def test_a_large_body_that_is_not_json() -> None:
         await decoder.Decoder(Both, "test", 4).decode_async(b'{"left": ["' + LONG.encode())
 
 
-async def test_bytes_that_are_no_character_in_a_large_body() -> None:
-    """Not UTF-8."""
+async def test_invalid_utf_8_in_a_large_body() -> None:
+    """The body is not UTF-8."""
     with pytest.raises(Malformed, match="not UTF-8"):
         await decoder.Decoder(Both, "test", 4).decode_async(b'{"left":["%b"]}' % (LONG.encode() + b"\x80" * 9))
 
 
 @pytest.mark.parametrize("pad", ["", LONG])
 async def test_part_of_a_body(pad: str, caplog: pytest.LogCaptureFixture) -> None:
-    """What another decoder reads too is neither logged nor refused here, and all else is."""
+    """Fields that another decoder reads are neither logged nor refused; all others are."""
     decode = decoder.Decoder(Inner, "openai", 4, partial=True)
     with caplog.at_level(logging.INFO, logger="shoal.http"):
         assert await decode.decode_async(msgspec.json.encode({"b": 1, "x": pad, "chat_template": "y"})) == Inner(1)
@@ -384,12 +384,12 @@ async def test_part_of_a_body(pad: str, caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_arrays_at_the_top() -> None:
-    """A list of structs ignores unknown keys, too."""
+    """A list of structs also ignores unknown keys."""
     assert decoder.Decoder(list[Inner], "test")(b'[{"b":1,"u":2}]') == [Inner(1)]
 
 
 def test_every_wire_type_has_a_schema() -> None:
-    """The OpenAPI document is made of these types, so each must have a JSON schema."""
+    """The OpenAPI document is built from these types, so each needs a JSON schema."""
     kinds = [*vars(decoder).values(), *vars(tei_wire).values()]
     structs = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
     _, components = msgspec.json.schema_components(structs)

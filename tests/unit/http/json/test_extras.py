@@ -1,4 +1,4 @@
-"""Bodies with more fields than are known."""
+"""Bodies with additional fields."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PAD = {"pad": "x" * LARGE}
 
 @pytest.mark.parametrize("pad", [{}, PAD])
 async def test_extras(pad: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
-    """Kept as they came, in bodies of any size, and logged once a name; names without end do not fill the log."""
+    """They stay unchanged in bodies of any size, and each name is logged once; unlimited names do not fill the log."""
     decode: ExtrasDecoder[Body] = ExtrasDecoder(Body, "x", "items")
     body = orjson.dumps({"items": [{"a": "b"}], "size": 7, "more": {"deep": [1, 2]}, **pad})
     with caplog.at_level(logging.INFO, logger="shoal.http"):
@@ -50,7 +50,7 @@ async def test_extras(pad: dict[str, str], caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.mark.parametrize("pad", [{}, PAD])
 async def test_lists_of_texts(pad: dict[str, str]) -> None:
-    """All come back, so that whoever counts says how many there are; more than are decoded in one go are refused."""
+    """All are returned, so that the caller can count them; lists beyond the decoder's limit are refused."""
     decode: ExtrasDecoder[Texts] = ExtrasDecoder(Texts, "x", "items", 3)
     assert (await decode(orjson.dumps({"items": "one", **pad})))[0].items == "one"
     assert (await decode(orjson.dumps({"items": ["a", "b"], **pad})))[0].items == ["a", "b"]
@@ -75,7 +75,7 @@ async def test_lists_of_texts(pad: dict[str, str]) -> None:
     ],
 )
 async def test_bad_bodies(pad: bytes, rest: bytes, error: type[Exception], param: str | None) -> None:
-    """Small or large, they are refused for the same reason."""
+    """Small and large bodies are refused for the same reason."""
     kinds: list[ExtrasDecoder[Any]] = [ExtrasDecoder(Body, "x", "items"), ExtrasDecoder(Texts, "x", "items", 3)]
     for decode in kinds:
         with pytest.raises(error) as caught:
@@ -84,24 +84,24 @@ async def test_bad_bodies(pad: bytes, rest: bytes, error: type[Exception], param
 
 
 async def test_half_a_character() -> None:
-    """A text that was cut inside an emoji is told as such."""
+    """A text truncated inside an emoji is reported as such."""
     with pytest.raises(Malformed, match="half of a character"):
         await ExtrasDecoder(Body, "x", "items")(b'{"items":[{"a":"\\ud800"}]}')
 
 
 @pytest.mark.parametrize("body", [b"7", b"[]", b'"x"', b"[%b]" % (b"1," * LARGE + b"1")])
-async def test_what_is_no_object(body: bytes) -> None:
-    """Refused, and not decoded far."""
+async def test_bodies_that_are_not_objects(body: bytes) -> None:
+    """They are refused early in the decode."""
     with pytest.raises(WrongType):
         await ExtrasDecoder(Body, "x", "items")(body)
 
 
 async def test_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects without end, or all of a body beside what may be long, would hold the loop while they are decoded."""
+    """Too many objects, or a body that consists of them, would block the loop during the decode."""
     monkeypatch.setattr(extras, "MAX_PIECES", 100)
     monkeypatch.setattr(extras, "MAX_OTHER_BYTES", LARGE + 100)
     decode: ExtrasDecoder[Body] = ExtrasDecoder(Body, "x", "items")
-    text = "{[" * 40  # in a text they are counted too, which a real conversation has room for
+    text = "{[" * 40  # commas in a text count too, and a real conversation stays below the limit
     assert (await decode(orjson.dumps({"items": [{"a": text}], **PAD})))[0].items == [{"a": text}]
     with pytest.raises(InvalidValue) as caught:
         await decode(orjson.dumps({"items": [{}] * 101, **PAD}))
@@ -116,7 +116,7 @@ async def test_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     ("number", "fits"), [(2**64 - 1, True), (2**64, False), (-(2**63), True), (-(2**63) - 1, False), (True, True)]
 )
 def test_integers(number: int, fits: bool) -> None:
-    """Those that JSON can be made of again."""
+    """Only those that can be encoded as JSON again."""
     value = {"a": [1, {"b": number}]}
     if fits:
         check_depth(value, "field")
@@ -149,8 +149,10 @@ class Undecodable:
         ({f"unknown{at}": 1 for at in range(1001)}, None),
     ],
 )
-async def test_what_is_weighed(fields: dict[str, Any], param: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each field by what is in it, before it is decoded; the field at fault is named."""
+async def test_fields_that_are_checked(
+    fields: dict[str, Any], param: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each field is counted before it is decoded; the error names the field."""
     decode: ExtrasDecoder[Wide] = ExtrasDecoder(Wide, "x", "items", also=("texts",))
     monkeypatch.setattr(decode, "_full_decoder", Undecodable())
     with pytest.raises(InvalidValue) as caught:
@@ -158,9 +160,10 @@ async def test_what_is_weighed(fields: dict[str, Any], param: str | None, monkey
     assert caught.value.param == param
 
 
-async def test_what_is_not_weighed() -> None:
-    """Brackets and commas in texts, fields that stay as they came, and as much as a long conversation holds; texts that
-    may be long count for no bytes beside."""
+async def test_fields_that_are_not_checked() -> None:
+    """Brackets and commas in texts, fields that stay unparsed, and the values of a long conversation; texts that may be
+    long are not counted by bytes.
+    """
     decode: ExtrasDecoder[Wide] = ExtrasDecoder(Wide, "x", "items", also=("texts",))
     text = "[{,}]" * 100_000
     request: dict[str, Any] = {"items": [{"a": text}, *[{}] * 30_000], "more": {"a": text}, "raw": [0] * 200_000}
@@ -170,8 +173,8 @@ async def test_what_is_not_weighed() -> None:
     assert len((await decode(orjson.dumps({f"unknown{at}": 1 for at in range(1000)})))[1]) == 1000
 
 
-def test_json_that_comes_as_text() -> None:
-    """Counted as it will be when it is decoded."""
+def test_json_in_a_string() -> None:
+    """It is counted as its decoded value."""
     check_pieces(b'{"a":"%b"}' % (b"[," * 100_000), "field")
     with pytest.raises(InvalidValue) as caught:
         check_pieces(b"[%b0]" % (b"0," * 40_000), "field")
@@ -179,7 +182,7 @@ def test_json_that_comes_as_text() -> None:
 
 
 def test_arguments() -> None:
-    """All of one request together: few are not counted, and what is in strings never is."""
+    """All arguments of a request together: a few are not counted, and string contents never are."""
     arguments = ArgumentsLimit("field")
     long = '{"a": "%s"}' % ("[,{" * 100_000)
     assert all(arguments.check(text) == text for text in ("{}", long, "[%s0]" % ("0," * 40_000)))
@@ -193,7 +196,7 @@ def test_arguments() -> None:
 
 
 @given(st.dictionaries(st.text(max_size=6), st.integers() | st.none() | st.text(max_size=6), max_size=6))
-async def test_nothing_is_lost(more: dict[str, object]) -> None:
+async def test_every_field_is_known_or_extra(more: dict[str, object]) -> None:
     """Every field is either known or extra."""
     more = {name: value for name, value in more.items() if name not in ("items", "size")}
     _, extras = await ExtrasDecoder(Body, "x", "items")(json.dumps({"items": [], **more}).encode())
@@ -201,7 +204,7 @@ async def test_nothing_is_lost(more: dict[str, object]) -> None:
 
 
 def test_json_of() -> None:
-    """null is as good as nothing."""
+    """null equals an absent value."""
     assert to_json_bytes(None) is to_json_bytes(msgspec.UNSET) is to_json_bytes(msgspec.Raw(b"null")) is None
     assert to_json_bytes(msgspec.Raw(b"{}")) == b"{}"
 
@@ -209,7 +212,7 @@ def test_json_of() -> None:
 @pytest.mark.parametrize(("depth", "fits"), [(64, True), (65, False)])
 @pytest.mark.parametrize("kind", [dict, list])
 def test_depth(depth: int, fits: bool, kind: type) -> None:
-    """Levels are counted along the deepest way."""
+    """Levels are counted along the deepest path."""
     value: object = kind()
     for _ in range(depth - 1):
         value = {"a": value, "b": 1} if kind is dict else [1, value]

@@ -1,4 +1,4 @@
-"""A model's folder to a served one: what is written, what the spec says, which graph is taken."""
+"""A model folder to a served model: written files, spec, and choice of the graph."""
 
 from __future__ import annotations
 
@@ -27,21 +27,23 @@ def out(folder: Path) -> Path:
 
 
 def check(folder: Path, target: Path) -> list[str]:
-    """A list that `convert_checked` fills through the second path, as an application would."""
+    """A list of the texts of `convert_checked`, verified with the reference as an application does."""
 
-    def run(made: ConversionResult) -> str:
-        return require(verify(folder, made.contract, target, made.spec, onnxruntime_run(target / made.graph))).text
+    def run(result: ConversionResult) -> str:
+        return require(
+            verify(folder, result.contract, target, result.spec, onnxruntime_run(target / result.graph))
+        ).text
 
-    made, text = convert_and_check(folder, target, run)
-    return [made.source, made.text, text]
+    result, text = convert_and_check(folder, target, run)
+    return [result.source, result.text, text]
 
 
 def test_a_built_model(tmp_path: Path) -> None:
-    """Two files, and a spec that says all that serving needs."""
+    """Two files, and a spec with everything that serving needs."""
     folder = checkpoint(tmp_path, "roberta", sentence={"max_seq_length": 20, "do_lower_case": True})
     write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "q: "}})
-    made = convert(folder, out(folder))
-    assert made.spec == TextSpec(
+    result = convert(folder, out(folder))
+    assert result.spec == TextSpec(
         tokenizer="tokenizer.json",
         inputs=("input_ids", "attention_mask"),
         dimension=HIDDEN,
@@ -55,10 +57,10 @@ def test_a_built_model(tmp_path: Path) -> None:
         tokens="token_embeddings",
         parts=PartsSpec(after=(LayerSpec(kind="normalize"),)),
     )
-    assert (made.source, made.graph) == ("built", "model.onnx")
-    assert sorted(made.files) == sorted(path.name for path in out(folder).iterdir())
-    assert made.parameters > 1000
-    assert unpack(pack(made.spec), TextSpec) == made.spec
+    assert (result.source, result.graph) == ("built", "model.onnx")
+    assert sorted(result.files) == sorted(path.name for path in out(folder).iterdir())
+    assert result.parameters > 1000
+    assert unpack(pack(result.spec), TextSpec) == result.spec
 
 
 def test_names_of_concatenated_poolings(tmp_path: Path) -> None:
@@ -71,7 +73,7 @@ def test_names_of_concatenated_poolings(tmp_path: Path) -> None:
 
 
 def test_conversion_is_deterministic(tmp_path: Path) -> None:
-    """Equal files give equal files."""
+    """Equal input gives equal files."""
     first, second = checkpoint(tmp_path / "a"), checkpoint(tmp_path / "b")
     convert(first, out(first))
     convert(second, out(second))
@@ -90,18 +92,18 @@ def test_progress_names_its_stages(tmp_path: Path) -> None:
 
 
 def test_a_shipped_graph_is_taken_first(tmp_path: Path) -> None:
-    """It needs no weights of a kind that Shoal reads."""
+    """It needs no weights in a readable format."""
     folder = checkpoint(tmp_path)
     ship(folder)
     (folder / "model.safetensors").unlink()
-    made = convert(folder, out(folder))
-    assert made.source == "shipped"
-    assert made.text == "the model's own onnx/model.onnx (token-level)"
+    result = convert(folder, out(folder))
+    assert result.source == "shipped"
+    assert result.text == "the model's own onnx/model.onnx (token-level)"
     assert check(folder, out(folder))[2].startswith("the graph agrees with itself")
 
 
 def test_building_can_be_preferred(tmp_path: Path) -> None:
-    """Unless there is nothing to build from."""
+    """Unless the model cannot be built."""
     folder = checkpoint(tmp_path)
     ship(folder)
     assert convert(folder, out(folder), prefer="built").source == "built"
@@ -110,7 +112,7 @@ def test_building_can_be_preferred(tmp_path: Path) -> None:
 
 
 def test_a_shipped_graph_that_disagrees_gives_way(tmp_path: Path) -> None:
-    """The weights are there, so the graph is built from them, and the text says why."""
+    """The weights are available, so the graph is built from them, and the text says why."""
     folder = checkpoint(tmp_path)
     ship(folder)
     source, text, verdict = check(folder, out(folder))
@@ -120,7 +122,7 @@ def test_a_shipped_graph_that_disagrees_gives_way(tmp_path: Path) -> None:
 
 
 def test_a_shipped_graph_that_cannot_be_used_gives_way(tmp_path: Path) -> None:
-    """Outputs that nobody knows are no reason to fail where the model can be built."""
+    """Unknown outputs do not fail a model that can be built."""
     folder = checkpoint(tmp_path)
     ship(folder, outputs=("logits",))
     source, text, _ = check(folder, out(folder))
@@ -129,7 +131,7 @@ def test_a_shipped_graph_that_cannot_be_used_gives_way(tmp_path: Path) -> None:
 
 
 def test_no_second_chance_without_weights(tmp_path: Path) -> None:
-    """Then the first error stands."""
+    """The first error is raised."""
     folder = checkpoint(tmp_path)
     ship(folder, outputs=("logits",))
     (folder / "model.safetensors").unlink()
@@ -138,10 +140,10 @@ def test_no_second_chance_without_weights(tmp_path: Path) -> None:
 
 
 def test_a_built_graph_that_disagrees_is_an_error(tmp_path: Path) -> None:
-    """There is nothing left to try."""
+    """There is no other graph to try."""
     folder = checkpoint(tmp_path)
 
-    def refuse(made: ConversionResult) -> None:
+    def refuse(result: ConversionResult) -> None:
         raise VerificationFailed("no")
 
     with pytest.raises(VerificationFailed):
@@ -149,12 +151,12 @@ def test_a_built_graph_that_disagrees_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_shipped_graph_of_an_unknown_architecture(tmp_path: Path) -> None:
-    """The graph is all that is needed of an encoder nobody here can build."""
+    """The graph replaces an encoder that Shoal cannot build."""
     folder = checkpoint(tmp_path, config={"model_type": "modernbert", "pad_token_id": 3})
     ship(folder, outputs=("sentence_embedding",))
-    made = convert(folder, out(folder))
-    assert not can_build(folder, made.contract)
-    assert (made.spec.pooled, made.spec.ends_normalized, made.spec.pad_id) == ("sentence_embedding", True, 3)
+    result = convert(folder, out(folder))
+    assert not can_build(folder, result.contract)
+    assert (result.spec.pooled, result.spec.ends_normalized, result.spec.pad_id) == ("sentence_embedding", True, 3)
 
 
 def test_an_encoder_in_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -174,7 +176,7 @@ def test_an_encoder_in_a_folder_of_its_own(tmp_path: Path) -> None:
 
 
 def test_pickled_weights_name_the_next_step(tmp_path: Path) -> None:
-    """A model with pytorch_model.bin alone is refused before anything is built."""
+    """A model with only pytorch_model.bin is refused before the build."""
     folder = checkpoint(tmp_path)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelFileError, match="never loaded") as caught:
@@ -186,13 +188,13 @@ def test_pickled_weights_name_the_next_step(tmp_path: Path) -> None:
 def test_lower_precision_is_measured_not_assumed(tmp_path: Path, engine: str) -> None:
     """The built graph verifies on each engine in float32."""
     folder = checkpoint(tmp_path)
-    made = convert(folder, out(folder))
-    run = RUNS[engine](out(folder) / made.graph)
-    assert verify(folder, made.contract, out(folder), made.spec, run).passed
+    result = convert(folder, out(folder))
+    run = RUNS[engine](out(folder) / result.graph)
+    assert verify(folder, result.contract, out(folder), result.spec, run).passed
 
 
 def test_a_shipped_graph_does_not_need_the_modules_weights(tmp_path: Path) -> None:
-    """A pooled graph holds its Dense; a pickled copy beside it is neither read nor in the way."""
+    """A pooled graph contains its Dense; a pickled copy next to it is ignored."""
     folder = checkpoint(tmp_path, after=("Dense",))
     dense(folder, "2_Dense", HIDDEN, HIDDEN)
     (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "pytorch_model.bin")
@@ -203,7 +205,7 @@ def test_a_shipped_graph_does_not_need_the_modules_weights(tmp_path: Path) -> No
 
 
 def test_without_the_onnx_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message holds the command that adds it."""
+    """The message has the install command."""
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(MissingExtra, match=r"in your clone: pip install -e '\.\[local\]'"):
         convert(checkpoint(tmp_path), out(tmp_path))
@@ -211,21 +213,21 @@ def test_without_the_onnx_package_the_extra_is_named(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize(("kind", "segments"), [("bert", ("token_type_ids",)), ("roberta", ())])
 def test_a_built_classifier(tmp_path: Path, kind: str, segments: tuple[str, ...]) -> None:
-    """Its spec says how it scores, and that it gives no vectors."""
+    """Its spec states the scoring, and that it has no vectors."""
     folder = classifiers.classifier(tmp_path, kind, labels=3)
-    made = convert(folder, out(folder))
-    assert made.spec.score == ScoreSpec(
+    result = convert(folder, out(folder))
+    assert result.spec.score == ScoreSpec(
         labels=("LABEL_0", "LABEL_1", "LABEL_2"), activation="softmax", output="logits", pairs=False
     )
-    assert made.spec.inputs == ("input_ids", "attention_mask", *segments)
-    assert (made.spec.dimension, made.spec.tokens, made.spec.max_tokens) == (0, "", 30)
-    assert (made.spec.tasks, made.spec.kinds, made.spec.outputs) == (("classify",), (), ("logits",))
-    assert made.source == "built"
-    assert unpack(pack(made.spec), TextSpec) == made.spec
+    assert result.spec.inputs == ("input_ids", "attention_mask", *segments)
+    assert (result.spec.dimension, result.spec.tokens, result.spec.max_tokens) == (0, "", 30)
+    assert (result.spec.tasks, result.spec.kinds, result.spec.outputs) == (("classify",), (), ("logits",))
+    assert result.source == "built"
+    assert unpack(pack(result.spec), TextSpec) == result.spec
 
 
 def test_a_pickled_classifier_is_refused(tmp_path: Path) -> None:
-    """Its head cannot be read without running code; the way out is named."""
+    """Its head cannot be read without running code; the error states the next step."""
     folder = classifiers.classifier(tmp_path)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelFileError, match=r"pytorch_model.bin: contains pickled weights.*convert"):

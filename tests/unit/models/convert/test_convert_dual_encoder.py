@@ -1,4 +1,4 @@
-"""A repository of two towers to two verified graphs in the store."""
+"""From a dual-encoder repository to two verified graphs in the store."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_both_towers_and_the_tokenizer(tmp_path: Path, family: str) -> None:
-    """All files are told, and progress reaches the end of each stage."""
+    """All files are reported, and progress reaches the end of each stage."""
     (tmp_path / "m").mkdir()
     source, target = towers(tmp_path / "m", family), tmp_path / "out"
     target.mkdir()
     steps: list[tuple[str, float]] = []
-    made = convert_towers(source, target, progress=lambda stage, part: steps.append((stage, part)))
-    assert sorted(made.files) == sorted(path.name for path in target.iterdir())
-    assert {made.graph, made.image_graph, made.spec.tokenizer} <= set(made.files)
-    assert made.image_spec.size == (SIZE, SIZE)
-    assert made.spec.dimension == made.image_spec.dimension
+    result = convert_towers(source, target, progress=lambda stage, part: steps.append((stage, part)))
+    assert sorted(result.files) == sorted(path.name for path in target.iterdir())
+    assert {result.graph, result.image_graph, result.spec.tokenizer} <= set(result.files)
+    assert result.image_spec.size == (SIZE, SIZE)
+    assert result.spec.dimension == result.image_spec.dimension
     assert steps[0] == ("read", 0.0)
     assert steps[-1] == ("convert", 1.0)
     assert [part for stage, part in steps if stage == "convert"] == sorted(p for s, p in steps if s == "convert")
 
 
 def test_the_manifest_has_both(store: Store, address: Address) -> None:
-    """Each with its own verdict; what is stored answers the second time."""
+    """Each has its own verification; the second call uses the store."""
     stored = prepare(address, store=store, engine=RUNS["onnxruntime"])
     manifest = stored.manifest
     assert manifest.text is not None
@@ -69,7 +69,7 @@ def test_the_manifest_has_both(store: Store, address: Address) -> None:
 
 
 def test_without_an_engine_nothing_is_verified_yet(store: Store, address: Address) -> None:
-    """The first start with one does it."""
+    """The first start with an engine verifies it."""
     first = prepare(address, store=store)
     assert first.manifest.verification_summary == ""
     assert prepare(address, store=store) == first
@@ -78,14 +78,14 @@ def test_without_an_engine_nothing_is_verified_yet(store: Store, address: Addres
 
 @pytest.mark.parametrize("wrong", ["model.onnx", "image.onnx"])
 def test_a_wrong_graph_is_never_stored(store: Store, address: Address, wrong: str) -> None:
-    """Whichever tower it is of."""
+    """For either tower."""
 
     def engine(graph: Path) -> Run:
         run = RUNS["onnxruntime"](graph)
 
         def moved(inputs: dict[str, Array], outputs: object) -> dict[str, Array]:
-            found = run(inputs, outputs)  # type: ignore[arg-type]
-            return {name: np.roll(rows, 1, axis=1) for name, rows in found.items()} if graph.name == wrong else found
+            arrays = run(inputs, outputs)  # type: ignore[arg-type]
+            return {name: np.roll(rows, 1, axis=1) for name, rows in arrays.items()} if graph.name == wrong else arrays
 
         return moved
 
@@ -95,8 +95,8 @@ def test_a_wrong_graph_is_never_stored(store: Store, address: Address, wrong: st
     assert store.entries() == []
 
 
-def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, store: Store) -> None:
-    """As its reader says it, and nothing is kept."""
+def test_unreadable_models_are_refused_by_name(tmp_path: Path, store: Store) -> None:
+    """The reader's error is raised, and nothing is stored."""
     (tmp_path / "n").mkdir()
     address = parse_address(f"file:{towers(tmp_path / 'n', config={'model_type': 'siglip2'})}")
     with pytest.raises(ModelFileError, match="NaFlex"):

@@ -1,4 +1,4 @@
-"""The process that exports: what it says is heard, and its end comes whatever it does. No PyTorch here."""
+"""The export process: its output is reported, and it always ends. No PyTorch here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DONE = '{"done": {"folder": "x", "kind": "encoder", "graph": "onnx/model.onnx", 
 
 @pytest.fixture
 def set_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SetProgram:
-    """Sets the program that runs in the exporter's place; it writes its process's id to `pid`."""
+    """Sets the program that replaces the exporter; it writes its process id to `pid`."""
 
     def program(text: str) -> None:
         file = tmp_path / "program.py"
@@ -46,7 +46,7 @@ def run(tmp_path: Path, **options: object) -> ExportResult:
 
 
 def test_progress_and_the_outcome_are_reported(tmp_path: Path, set_program: SetProgram) -> None:
-    """Lines of ours in order, on the caller's thread; what libraries print between them is passed over."""
+    """Shoal's lines in order, on the caller's thread; output of libraries between them is ignored."""
     set_program(
         f"""print('{{"stage": "load", "fraction": 0.5}}')
 print("Some library says hello")
@@ -55,9 +55,9 @@ print('{DONE}'.replace('"x"', '"' + sys.argv[2] + sys.argv[3] + '"'))
 """
     )
     reports: list[tuple[str, float, int]] = []
-    found = run(tmp_path, graph=False, progress=lambda stage, at: reports.append((stage, at, threading.get_ident())))
+    result = run(tmp_path, graph=False, progress=lambda stage, at: reports.append((stage, at, threading.get_ident())))
     assert reports == [("load", 0.5, threading.get_ident()), ("export", 1.0, threading.get_ident())]
-    assert found == ExportResult(
+    assert result == ExportResult(
         folder=f"{tmp_path / 'into'}0", kind="encoder", graph="onnx/model.onnx", verification="fine"
     )
     assert is_dead(tmp_path)
@@ -91,14 +91,14 @@ def test_its_errors_are_ours(
 def test_an_end_without_an_outcome_is_an_error(
     tmp_path: Path, set_program: SetProgram, program: str, message: str
 ) -> None:
-    """With the last words of the process, and what to do."""
+    """With the last output of the process and the next step."""
     set_program(program)
     with pytest.raises(ModelFileError, match=message):
         run(tmp_path)
 
 
 def test_it_is_killed_with_all_that_it_started(tmp_path: Path, set_program: SetProgram) -> None:
-    """When it is no longer wanted; by itself it would take longer than a test may."""
+    """On cancellation; the program runs longer than a test may."""
     set_program(
         f"""import subprocess
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -125,8 +125,8 @@ module.export(Path(sys.argv[2]), Path(sys.argv[2]), progress=lambda *_: print("r
 """
 
 
-def test_it_does_not_outlive_who_started_it(tmp_path: Path, set_program: SetProgram) -> None:
-    """A server that is killed cannot stop it: it ends by itself, with all that it started."""
+def test_it_does_not_outlive_its_parent(tmp_path: Path, set_program: SetProgram) -> None:
+    """A killed server cannot stop it: it ends by itself, with its child processes."""
     set_program(
         """import subprocess
 from shoal.models.convert.export_process import exit_with_stdin
@@ -148,7 +148,7 @@ time.sleep(600)
 
 
 def _gone(pid: int) -> bool:
-    """Whether a process ended; one that nobody waited for yet is a zombie."""
+    """Whether a process ended; an unreaped process is a zombie."""
     try:
         return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -156,7 +156,7 @@ def _gone(pid: int) -> bool:
 
 
 def test_its_memory_is_bounded(tmp_path: Path, set_program: SetProgram) -> None:
-    """What it holds counts, not what it maps: 300 MiB of a file are fine, as many of its own are not."""
+    """Resident memory counts, not mapped memory: mapping 300 MiB of a file is fine, allocating as much is not."""
     mapped = f"""import mmap
 with open({str(tmp_path / "large")!r}, 'wb') as file:
     file.truncate(300 << 20)
@@ -182,7 +182,7 @@ def test_its_time_is_bounded(tmp_path: Path, set_program: SetProgram) -> None:
 def test_it_has_no_secrets_and_no_network(
     tmp_path: Path, set_program: SetProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No token of the hub's, nor any other variable of the server's."""
+    """Neither the hub's token nor any other variable of the server's environment."""
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("SHOAL_API_KEY", "secret")
     set_program(f"""print('{DONE}'.replace("fine", ",".join(sorted(os.environ)) + os.environ["HF_HUB_OFFLINE"]))""")
@@ -203,6 +203,6 @@ def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_memory_of_a_process() -> None:
-    """Of this one it is known, of none it is 0."""
+    """Known for this process, 0 for a missing one."""
     assert read_memory(os.getpid()) > 1 << 20
     assert read_memory(2**22 + 1) == 0

@@ -1,4 +1,4 @@
-"""The process that exports towers, as its caller sees it. No PyTorch here: tests/convert has the models."""
+"""The export process of dual encoders, as its caller sees it. No PyTorch here: tests/convert has the models."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def set_program(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    """Sets the program that runs in the exporter's place."""
+    """Sets the program that replaces the exporter."""
     monkeypatch.setattr(module, "PROGRAM", (sys.executable, "-c", f"import sys, time\n{program}"))
     monkeypatch.setattr(module, "can_export_towers", lambda: True)
 
 
 def test_the_outcome_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of its specs come back as they were; it is told the folders and whose model it is."""
+    """All specs are returned unchanged; the process gets the folders and the model's library."""
     line = msgspec.json.encode(Line(done=DONE)).decode()
     set_program(
         monkeypatch,
@@ -52,10 +52,10 @@ def test_the_outcome_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         f"""print('{{"stage": "export", "fraction": 0.5}}')\nprint({line!r})""",
     )
     reports: list[tuple[str, float]] = []
-    found = export_towers(folder, folder.parent / "into", progress=lambda stage, at: reports.append((stage, at)))
-    assert found == DONE
+    exported = export_towers(folder, folder.parent / "into", progress=lambda stage, at: reports.append((stage, at)))
+    assert exported == DONE
     assert reports == [("export", 0.5)]
-    assert found.words == "exported by PyTorch from open_clip"
+    assert exported.words == "exported by PyTorch from open_clip"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_it_can_be_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_whose_model_it_is(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models of transformers and folders of anything else are neither's, and are refused before anything runs."""
+    """Models of transformers and other folders are refused before the process starts."""
     set_program(monkeypatch, "raise SystemExit('it ran')")
     assert library_of(folder) == "open_clip"
     write_json(tmp_path / "timm/config.json", {"architecture": "resnet18", "num_classes": 3})

@@ -50,22 +50,22 @@ def converted(folder: Path) -> tuple[ConversionResult, Path]:
     return convert(folder, target), target
 
 
-def judge(folder: Path, made: ConversionResult, target: Path, engine: str = "onnxruntime") -> Verification:
-    return verify(folder, made.contract, target, made.spec, RUNS[engine](target / made.graph))
+def judge(folder: Path, result: ConversionResult, target: Path, engine: str = "onnxruntime") -> Verification:
+    return verify(folder, result.contract, target, result.spec, RUNS[engine](target / result.graph))
 
 
 @pytest.mark.parametrize("engine", RUNS)
 @pytest.mark.parametrize("name", MAKES)
 def test_a_built_graph_agrees_with_numpy(tmp_path: Path, name: str, engine: str) -> None:
-    """Every output of every kind, on both engines; and the spec survives the manifest."""
+    """Every output of every kind, on both engines; the spec survives the manifest."""
     folder = MAKES[name](tmp_path)
-    made, target = converted(folder)
-    found = require(judge(folder, made, target, engine))
-    assert (found.method, made.source) == ("reference", "built")
-    assert found.min_cosine > 0.999999 and found.max_abs_diff < 1e-4
-    outputs = {port.name for port in onnx.load(target / made.graph).graph.output}
-    assert set(made.spec.outputs) == outputs
-    assert unpack(pack(made.spec), TextSpec) == made.spec
+    result, target = converted(folder)
+    verification = require(judge(folder, result, target, engine))
+    assert (verification.method, result.source) == ("reference", "built")
+    assert verification.min_cosine > 0.999999 and verification.max_abs_diff < 1e-4
+    outputs = {port.name for port in onnx.load(target / result.graph).graph.output}
+    assert set(result.spec.outputs) == outputs
+    assert unpack(pack(result.spec), TextSpec) == result.spec
 
 
 WRONG = [
@@ -81,22 +81,22 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "tensor", "message"), WRONG, ids=[f"{name}-{tensor}" for name, tensor, _ in WRONG])
 def test_a_head_with_a_wrong_tensor_fails(tmp_path: Path, name: str, tensor: str, message: str) -> None:
-    """Each head is compared by itself, and named."""
+    """Each head is compared separately and named."""
     folder = MAKES[name](tmp_path)
-    made, target = converted(folder)
-    model = onnx.load(target / made.graph)
+    result, target = converted(folder)
+    model = onnx.load(target / result.graph)
     changed = next(one for one in model.graph.initializer if one.name == tensor)
     values = numpy_helper.to_array(changed)
     changed.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values[::-1]), tensor))
-    onnx.save(model, target / made.graph)
-    found = judge(folder, made, target)
-    assert not found.passed
-    assert found.text.startswith(message)
+    onnx.save(model, target / result.graph)
+    verification = judge(folder, result, target)
+    assert not verification.passed
+    assert verification.text.startswith(message)
 
 
 @pytest.mark.parametrize("output", ["token_weights", "multi_vectors", "token_embeddings"])
 def test_values_at_padding_mean_nothing(tmp_path: Path, output: str) -> None:
-    """Whatever a graph gives there, it agrees; the wrong number of tokens does not."""
+    """Values at padding never disagree; a wrong number of tokens does."""
     folder = m3(tmp_path)
     made, target = converted(folder)
     run = onnxruntime_run(target / made.graph)
@@ -117,20 +117,20 @@ def test_values_at_padding_mean_nothing(tmp_path: Path, output: str) -> None:
 
 
 def test_another_size_of_vectors_fails(tmp_path: Path) -> None:
-    """The text says both."""
+    """The message has both sizes."""
     folder = pylate(tmp_path)
-    made, target = converted(folder)
-    run = onnxruntime_run(target / made.graph)
+    result, target = converted(folder)
+    run = onnxruntime_run(target / result.graph)
 
     def narrow(inputs: dict[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         return {name: got[..., :-1] for name, got in run(inputs, outputs).items()}
 
-    found = verify(folder, made.contract, target, made.spec, narrow)
-    assert f"returns {WIDTH - 1} dimensions, but the model's files say {WIDTH}" in found.text
+    verification = verify(folder, result.contract, target, result.spec, narrow)
+    assert f"returns {WIDTH - 1} dimensions, but the model's files say {WIDTH}" in verification.text
 
 
 def test_the_spec_of_each_kind(tmp_path: Path) -> None:
-    """Of each kind, what the pipelines go by."""
+    """The values that pipelines read."""
     static_spec = converted(static(tmp_path / "static"))[0].spec
     assert (static_spec.frame_tokens, static_spec.kinds) == (False, ("dense",))
     words = vocabulary("bert")
@@ -145,33 +145,33 @@ def test_the_spec_of_each_kind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["static", "splade", "pylate"])
 def test_they_are_built_although_a_graph_is_shipped(tmp_path: Path, name: str) -> None:
-    """Shipped ones end in many ways: some take offsets, some were projected already."""
+    """Shipped graphs differ too much: some take offsets, some are already projected."""
     folder = MAKES[name](tmp_path)
     ship(folder)
     assert converted(folder)[0].source == "built"
 
 
 def test_a_shipped_graph_with_heads_is_compared_with_itself(tmp_path: Path) -> None:
-    """As bge-m3 is published: a graph and no weights that may be read, and heads converted from their pickles."""
+    """As bge-m3 is published: a graph, no readable weights, and heads converted from pickles."""
     folder = m3(tmp_path, "bert")
     (folder / "model.safetensors").unlink()
     ship(folder, outputs=("token_embeddings", "sentence_embedding"))
     # The graph of this test pools by the mean, whatever the files say.
     edit(folder / "1_Pooling" / "config.json", pooling_mode_cls_token=False, pooling_mode_mean_tokens=True)
-    made, target = converted(folder)
-    found = judge(folder, made, target)
-    assert found.passed and found.method == "itself", found.text
-    assert made.source == "shipped"
-    assert made.spec.kinds == ("dense", "sparse", "multi", "tokens")
+    result, target = converted(folder)
+    verification = judge(folder, result, target)
+    assert verification.passed and verification.method == "itself", verification.text
+    assert result.source == "shipped"
+    assert result.spec.kinds == ("dense", "sparse", "multi", "tokens")
 
 
 def test_a_shipped_splade_is_compared_with_itself(tmp_path: Path) -> None:
-    """Of an architecture that only its graph knows."""
+    """For an unknown architecture."""
     folder = splade(tmp_path)
     edit(folder / "config.json", model_type="modernbert")
     ship_logits(folder)
-    found = judge(folder, *converted(folder))
-    assert found.passed and found.method == "itself"
+    verification = judge(folder, *converted(folder))
+    assert verification.passed and verification.method == "itself"
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_shipped_splade_is_compared_with_itself(tmp_path: Path) -> None:
     ],
 )
 def test_pickled_heads_are_omitted_and_reported(tmp_path: Path, pickles: tuple[str, ...], message: str) -> None:
-    """The model serves its dense vectors, and the conversion's text says what would read the rest."""
+    """The model serves its dense vectors, and the report names the extra that reads the rest."""
     folder = m3(tmp_path, sparse="sparse_linear" not in pickles, multi=not pickles)
     for name in pickles:
         (folder / f"{name}.pt").write_bytes(b"\x80\x02.")
@@ -193,17 +193,17 @@ def test_pickled_heads_are_omitted_and_reported(tmp_path: Path, pickles: tuple[s
     assert ("convert extra" in made.text) == bool(pickles)
 
 
-def test_a_model_that_cannot_be_built_is_refused_by_what_is_missing(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_built_names_the_missing_part(tmp_path: Path) -> None:
     """A SPLADE model without its head."""
     folder = splade(tmp_path)
     edit(folder / "config.json", model_type="modernbert")
     with pytest.raises(ModelFileError) as caught:
-        convert_and_check(folder, folder, lambda made: None)
+        convert_and_check(folder, folder, lambda result: None)
     assert caught.value.key == "model_type"
 
 
 def test_a_tokenizer_that_knows_more_than_the_table(tmp_path: Path) -> None:
-    """An id without a row would fail on some text."""
+    """An id without a row would fail for some texts."""
     folder = static(tmp_path, rows=len(vocabulary("bert")) - 1)
     with pytest.raises(ModelFileError, match="the model's embeddings end at") as caught:
         converted(folder)

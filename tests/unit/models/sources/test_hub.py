@@ -1,4 +1,4 @@
-"""The hub, by its real client against a server of this machine."""
+"""The hub: its real client against a local server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TINY = parse_address("org/tiny")
 
 @pytest.fixture(autouse=True)
 def own_hub_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No token and no cache of the machine's user reach these tests."""
+    """The tests see neither the user's token nor cache."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub-cache"))
 
@@ -38,7 +38,7 @@ def written(folder: Path) -> dict[str, bytes]:
 def test_exactly_the_needed_files_arrive(
     hub: Hub, tmp_path: Path, model_files: dict[str, bytes], recorder: Recorder
 ) -> None:
-    """The loader's files come at one commit, nothing else is asked for, and nothing of the client stays behind."""
+    """The loader's files come from one commit, nothing else is requested, and the client leaves no files behind."""
     fetched = fetch(TINY, tmp_path / "into", access=Access(hub=hub.url), progress=recorder)
     assert written(tmp_path / "into") == model_files
     assert fetched.address.revision == "4c2a" * 10
@@ -53,7 +53,7 @@ def test_exactly_the_needed_files_arrive(
 
 
 def test_the_client_reports_nothing_about_this_machine(hub: Hub, tmp_path: Path) -> None:
-    """Requests go to the model's own paths, name Shoal, and carry neither telemetry nor a token."""
+    """Requests use the model's own paths, name Shoal, and carry neither telemetry nor a token."""
     fetch(TINY, tmp_path / "into", access=Access(hub=hub.url))
     assert all(path.startswith(("/api/models/org/tiny", "/org/tiny/resolve/")) for path in hub.paths)
     assert all(agent.startswith("shoal/") and "torch" not in agent and "agent/" not in agent for agent in hub.agents)
@@ -61,7 +61,7 @@ def test_the_client_reports_nothing_about_this_machine(hub: Hub, tmp_path: Path)
 
 
 def test_the_token_is_sent_where_one_is_set(hub: Hub, tmp_path: Path) -> None:
-    """A private model's token reaches the hub, and is not in the repr of the access that holds it."""
+    """The hub gets the token, and the repr of the access object does not show it."""
     access = Access(hub=hub.url, hf_token="hf_secret")
     fetch(TINY, tmp_path / "into", access=access)
     assert set(hub.tokens) == {"Bearer hf_secret"}
@@ -69,7 +69,7 @@ def test_the_token_is_sent_where_one_is_set(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_a_revision_is_fetched_by_name(hub: Hub, tmp_path: Path) -> None:
-    """The listing is of the revision asked for; files then come at the commit that it named."""
+    """The listing uses the revision; files then come from the commit it resolved to."""
     fetch(parse_address("org/tiny@v1"), tmp_path / "into", access=Access(hub=hub.url))
     assert "/api/models/org/tiny/revision/v1" in hub.paths
     assert f"/org/tiny/resolve/{'4c2a' * 10}/config.json" in hub.paths
@@ -92,7 +92,7 @@ def test_a_revision_is_fetched_by_name(hub: Hub, tmp_path: Path) -> None:
 def test_refusals_of_the_hub(
     hub: Hub, tmp_path: Path, status: int, headers: dict[str, str], message: str, kind: type[SourceError]
 ) -> None:
-    """Every way of the hub to say no becomes one sentence with the next step, and says who has to take it."""
+    """Each refusal becomes one sentence with the next step and the person who must take it."""
     hub.answers["/api/models"] = (status, headers)
     with pytest.raises(SourceError) as caught:
         fetch(TINY, tmp_path / "into", access=Access(hub=hub.url))
@@ -102,13 +102,13 @@ def test_refusals_of_the_hub(
 
 
 def test_a_hub_that_is_not_there(index: Access, tmp_path: Path) -> None:
-    """A closed port is reported as a network problem."""
+    """A closed port is a network problem."""
     with pytest.raises(SourceAway, match=r"cannot be reached.*check the network"):
         fetch(TINY, tmp_path / "into", access=index)
 
 
 def test_a_silent_hub_costs_the_patience_and_no_more(tmp_path: Path) -> None:
-    """A server that accepts and never answers is given up."""
+    """A server that accepts and never responds times out."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         access = Access(hub=f"http://127.0.0.1:{silent.getsockname()[1]}")
         job = FetchJob(TINY, tmp_path, access, Progress(), Stop(), patience=0.3)
@@ -124,7 +124,7 @@ def test_a_damaged_file_is_noticed(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_a_model_of_pickles_is_refused_before_the_download(hub: Hub, tmp_path: Path) -> None:
-    """Nothing but the listing is fetched of a model without safe weights."""
+    """Only the listing of a model without safe weights is fetched."""
     hub.files = {"config.json": b"{}", "pytorch_model.bin": b"x"}
     with pytest.raises(SourceError, match=r"hf:org/tiny: there are no safetensors"):
         fetch(TINY, tmp_path / "into", access=Access(hub=hub.url))
@@ -144,21 +144,21 @@ def test_a_download_stops_in_the_middle_of_a_file(hub: Hub, tmp_path: Path) -> N
     assert sum("resolve" in path for path in hub.paths) <= 4
 
 
-def test_offline_asks_nobody(hub: Hub, tmp_path: Path) -> None:
-    """With `offline` set, what is not in the store is refused without a request."""
+def test_offline_sends_no_request(hub: Hub, tmp_path: Path) -> None:
+    """With `offline` set, a model outside of the store is refused without a request."""
     with pytest.raises(SourceError, match="offline"):
         fetch(TINY, tmp_path / "into", access=Access(hub=hub.url, offline=True))
     assert hub.paths == []
 
 
 def _errors() -> list[type[Exception]]:
-    found = vars(huggingface_hub.errors).values()
-    return [one for one in found if inspect.isclass(one) and issubclass(one, Exception)]
+    error_classes = vars(huggingface_hub.errors).values()
+    return [one for one in error_classes if inspect.isclass(one) and issubclass(one, Exception)]
 
 
 @pytest.mark.parametrize("kind", _errors(), ids=lambda kind: kind.__name__)
 def test_every_error_of_the_client_has_a_translation(kind: type[Exception]) -> None:
-    """The table is complete: whatever class the client raises becomes a SourceError that names the address."""
+    """Every error class of the client becomes a SourceError that names the address."""
     error = kind.__new__(kind)
     response: Any = type("Response", (), {"status_code": 418})()
     error.__dict__["response"] = response

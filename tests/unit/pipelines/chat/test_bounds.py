@@ -1,4 +1,4 @@
-"""What a stranger's template may use up, and that none of it shows in what honest ones do."""
+"""Resource limits of untrusted templates, which do not affect honest ones."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", RUNNING)
 def test_a_template_neither_runs_nor_grows_for_ever(name: str) -> None:
-    """It is found when the model is loaded, since the template is tried out."""
+    """Loading detects it, because it renders the template once."""
     with pytest.raises(ConfigError, match=r"does not finish .*: the template (needs|allocates) more than \d+"):
         ChatTemplate(RUNNING[name])
 
@@ -163,7 +163,7 @@ def test_nothing_is_made_that_is_too_large(expression: str) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("rest", WRITING)
-def test_what_holds_itself_many_times_is_not_written_out(rest: str) -> None:
+def test_self_containing_values_are_not_written_out(rest: str) -> None:
     with pytest.raises(InvalidValue, match="too large to print or compare"):
         rendered(BOMB + rest)
 
@@ -176,8 +176,8 @@ def test_nor_is_it_hashed(rest: str) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_what_is_indented_is_looked_at_while_it_is_made() -> None:
-    """Its blanks are far more than all that it holds."""
+def test_indentation_is_limited_while_rendering() -> None:
+    """The indentation is far larger than the content."""
     deep = "{% set ns = namespace(a=[1] * 8000) %}{% for i in range(100) %}{% set ns.a = [ns.a] %}{% endfor %}"
     assert rendered(deep + "{{ ns.a | tojson | length }}") == str(3 * 8000 + 200)
     with pytest.raises(InvalidValue, match="a text in the template is too large"):
@@ -195,15 +195,15 @@ def test_the_clock_is_the_last_resort(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_request_that_makes_it_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "MOST_STEPS", 100_000)
-    made = ChatTemplate("{% for a in messages[0].content %}{% for b in range(9000) %}{% endfor %}{% endfor %}")
+    chat_template = ChatTemplate("{% for a in messages[0].content %}{% for b in range(9000) %}{% endfor %}{% endfor %}")
     with pytest.raises(InvalidValue, match="rejects these messages: the template needs more than 100000 steps"):
-        made.render([Message(role="user", content="a" * 100)])
+        chat_template.render([Message(role="user", content="a" * 100)])
 
 
 def test_renderings_have_budgets_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "MOST_STEPS", 20_000)
-    made = ChatTemplate("{% for b in range(9000) %}{% endfor %}{{ messages[0].content }}")
-    assert [made.render([Message(role="user", content=text)]) for text in "abcdef"] == list("abcdef")
+    chat_template = ChatTemplate("{% for b in range(9000) %}{% endfor %}{{ messages[0].content }}")
+    assert [chat_template.render([Message(role="user", content=text)]) for text in "abcdef"] == list("abcdef")
 
 
 def test_parts_that_are_worked_out_when_it_is_compiled_are_bounded() -> None:
@@ -254,7 +254,7 @@ def test_filters_without_a_use_are_not_there(name: str) -> None:
         "'a b' | title ~ ('a b' | wordcount) ~ (' a ' | trim) ~ ('a/b c' | urlencode)",
     ],
 )
-def test_expressions_mean_what_they_always_mean(expression: str) -> None:
+def test_expressions_keep_their_meaning(expression: str) -> None:
     source = f"{{% set x = 'Hi' %}}{{% set y = ({expression}) %}}{{{{ y }}}}|{{{{ {expression} }}}}"
     assert rendered(source) == ImmutableSandboxedEnvironment().from_string(source).render()
 

@@ -1,4 +1,4 @@
-"""Pieces of every kind to chunks: what a reader puts together is the same however the answer was cut."""
+"""Pieces of every kind to chunks: the joined result does not depend on the cuts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BOTH = AnswerFormat(reasoning=True, parser=parser("hermes"))
 
 @dataclass
 class Answer:
-    """What a reader puts together."""
+    """The joined chunks of an answer."""
 
     text: str = ""
     reasoning: str = ""
@@ -107,7 +107,7 @@ ANSWERS = st.lists(st.sampled_from(PARTS), max_size=8).map("".join)
 def test_any_pieces_of_any_kind_make_the_same_answer(
     text: str, places: list[int], reading: AnswerFormat, stops: list[str], include: bool
 ) -> None:
-    """Texts, ever longer texts, or ids: one answer, however it was cut."""
+    """Deltas, cumulative texts and ids give the same answer for any cut."""
     make = partial(decoder, stops=stops, include_stop=include, answer_format=reading)
     expected = run(make(), deltas([text])).shape
     assert run(make(), deltas(cut(text, places))).shape == expected
@@ -124,8 +124,8 @@ def test_a_plain_answer_comes_as_it_is(text: str, places: list[int]) -> None:
 
 
 @given(TEXTS, PLACES, st.sampled_from(["delta", "cumulative", "ids"]), st.booleans())
-def test_what_is_never_met_changes_nothing(text: str, places: list[int], gives: Gives, counted: bool) -> None:
-    """An answer that nothing can be told apart in takes a shorter way, to the same text and the same count."""
+def test_absent_markers_change_nothing(text: str, places: list[int], gives: Gives, counted: bool) -> None:
+    """An answer without any markers takes a shorter path to the same text and count."""
     make = deltas if gives == "delta" else cumulative
     pieces = (
         [Piece(ids=[id]) for id in vocabulary().encode(text, special=False)]
@@ -159,7 +159,7 @@ def test_a_stop_text_ends_it() -> None:
 
 @pytest.mark.parametrize("reading", [THINKS, AnswerFormat(reasoning=True, starts_in_reasoning=True)])
 def test_stop_texts_mean_the_answer_and_not_the_thoughts(reading: AnswerFormat) -> None:
-    """Those who set them want to cut what they read; an answer that ends in its thoughts would have no text."""
+    """Stop texts apply to visible text; an answer that ends in its reasoning would be empty."""
     begin = "" if reading.starts_in_reasoning else "<think>"
     answer = run(decoder(stops=["\n"], answer_format=reading), deltas([f"{begin}a\nb</think>\n\nfour\nfive"]))
     assert answer.shape == ("four", "a\nb", {}, "stop")
@@ -173,7 +173,7 @@ def test_stop_texts_do_not_cut_calls(stop: str) -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_what_follows_a_stop_text_is_no_call_any_more(whole: bool) -> None:
+def test_no_call_follows_a_stop_text(whole: bool) -> None:
     text = f"one STOP {CALL}"
     answer = run(decoder(stops=["STOP"], answer_format=CALLS), deltas([text] if whole else list(text)))
     assert answer.shape == ("one ", "", {}, "stop")
@@ -187,7 +187,7 @@ def test_a_call_before_a_stop_text_stays(whole: bool) -> None:
 
 
 @pytest.mark.parametrize("pieces", [["xa", CALL, "b"], [f"xa{CALL}b"], ["xa" + CALL[:-1], CALL[-1] + "b"]])
-def test_a_call_parts_what_stands_before_and_after_it(pieces: list[str]) -> None:
+def test_a_call_separates_the_text_around_it(pieces: list[str]) -> None:
     answer = run(decoder(stops=["ab"], answer_format=CALLS), deltas(pieces))
     assert (answer.text, answer.finish_reason) == ("xab", "tool_calls")
 
@@ -213,7 +213,7 @@ def test_thoughts_may_be_hidden_and_are_counted() -> None:
 @pytest.mark.parametrize("opened", [True, False])
 @pytest.mark.parametrize("pieces", [[PLAIN_CALL], list(" " + PLAIN_CALL)])
 def test_a_demanded_call_may_be_plain_json(opened: bool, pieces: list[str]) -> None:
-    """As a backend with guided decoding gives it, though the prompt had opened the thoughts."""
+    """A backend with guided decoding returns it so, even if the prompt opens the reasoning."""
     reading = replace(BOTH, starts_in_reasoning=opened, guided="{", plain=parser("llama3"))
     answer = run(decoder(answer_format=reading), deltas(pieces))
     assert answer.shape == ("", "", {0: ["get_weather", '{"city": "Köln"}']}, "tool_calls")
@@ -273,10 +273,10 @@ class TestIds:
         assert one.tokens == len(ids) - 1
 
     def test_an_answer_that_goes_on_keeps_its_first_space(self) -> None:
-        found = vocabulary("byte_fallback")
-        prompt, word = found.encode("the", special=True), found.encode("weather", special=False)
-        assert run(decoder("ids", vocabulary=found, context=prompt), [Piece(ids=word)]).text == " weather"
-        assert run(decoder("ids", vocabulary=found), [Piece(ids=word)]).text == "weather"
+        vocab = vocabulary("byte_fallback")
+        prompt, word = vocab.encode("the", special=True), vocab.encode("weather", special=False)
+        assert run(decoder("ids", vocabulary=vocab, context=prompt), [Piece(ids=word)]).text == " weather"
+        assert run(decoder("ids", vocabulary=vocab), [Piece(ids=word)]).text == "weather"
 
     def test_they_need_a_vocabulary(self) -> None:
         with pytest.raises(ValueError, match="vocabulary"):
@@ -308,34 +308,34 @@ class TestTokens:
         assert one.tokens == expected
 
     @given(text=st.text(alphabet="the weather in 東京 ", min_size=1), places=PLACES, limit=st.integers(1, 40))
-    def test_what_is_too_much_is_left_out(self, text: str, places: list[int], limit: int) -> None:
-        """Of a backend that neither counts nor can be told how long an answer may be, however it cuts its pieces."""
-        for found in (vocabulary(), None):
-            one = decoder(vocabulary=found, max_tokens=limit)
+    def test_tokens_over_the_limit_are_left_out(self, text: str, places: list[int], limit: int) -> None:
+        """For a backend that neither counts tokens nor takes a limit, however it cuts its pieces."""
+        for vocab in (vocabulary(), None):
+            one = decoder(vocabulary=vocab, max_tokens=limit)
             shown = run(one, deltas(cut(text, places))).text
             assert text.startswith(shown)
             assert one.tokens == min(limit, one.tokens)
             assert one.tokens == limit or shown == text
-            if found is not None:
-                assert found.count(shown) <= limit
+            if vocab is not None:
+                assert vocab.count(shown) <= limit
 
     def test_the_first_tokens_of_a_whole_answer(self) -> None:
         one = decoder(vocabulary=vocabulary(), max_tokens=3)
         assert run(one, deltas(["one two three four"]), "length").text == "one two th"
         assert one.tokens == 3
 
-    def test_what_the_backend_counts_is_never_cut(self) -> None:
+    def test_backend_counted_tokens_are_never_cut(self) -> None:
         one = decoder(max_tokens=2)
         assert run(one, [Piece(text="one two three", tokens=3)]).text == "one two three"
 
     @pytest.mark.parametrize("gives", ["delta", "ids"])
     def test_thoughts_by_their_tokens(self, gives: Gives) -> None:
-        found = vocabulary()
-        ids = found.encode("<think>one two three four</think>\n\nand then the answer", special=False)
-        pieces = [Piece(ids=[t]) if gives == "ids" else Piece(text=found.decode([t]), tokens=1) for t in ids]
+        vocab = vocabulary()
+        ids = vocab.encode("<think>one two three four</think>\n\nand then the answer", special=False)
+        pieces = [Piece(ids=[t]) if gives == "ids" else Piece(text=vocab.decode([t]), tokens=1) for t in ids]
         one = decoder(gives, answer_format=THINKS)
         run(one, pieces)
-        thoughts = found.count("<think>one two three four")
+        thoughts = vocab.count("<think>one two three four")
         assert one.tokens == len(ids)
         assert abs(one.reasoning_tokens - thoughts) <= 2
 
@@ -349,7 +349,7 @@ class TestTokens:
         run(one, deltas(["<think>one two", " three"]), "length")
         assert one.reasoning_tokens == vocabulary().count("one two three")
 
-    def test_what_a_backend_counts_is_not_counted_again_at_the_end(self) -> None:
+    def test_backend_counts_are_not_counted_again_at_the_end(self) -> None:
         one = decoder("cumulative")
         run(one, [Piece(text="a\ufffd", tokens=2)])
         assert one.tokens == 2
@@ -375,7 +375,7 @@ class TestCumulative:
         one = CumulativeText()
         assert "".join(map(one.push, texts)) + one.flush() == expected
 
-    def test_the_last_text_is_what_half_characters_come_to(self) -> None:
+    def test_the_last_text_holds_the_replaced_half_characters(self) -> None:
         whole = "東京🤗é"
         octets = whole.encode()
         texts = [octets[:size].decode("utf-8", "replace") for size in range(len(octets) + 1)]
@@ -392,7 +392,7 @@ def bytes_of(answer: Answer) -> bytes:
 
 class TestLogprobs:
     def test_the_token_that_ends_it_has_none(self) -> None:
-        """Nor where it comes in one piece with the others."""
+        """Nor if it comes in one piece with other tokens."""
         ids = [*vocabulary().encode("one two", special=False), tiny_llama.IM_END]
         one = decoder("ids", stop_ids=frozenset({tiny_llama.IM_END}))
         answer = run(one, [Piece(ids=ids, logprobs=[logprob(token) for token in ids])])
@@ -417,11 +417,11 @@ class TestLogprobs:
         assert not data[: -len(answer.logprobs[-1].data or b"")].startswith(answer.text.encode()) if data else True
 
     def test_a_token_waits_for_a_text_that_comes_without_one(self) -> None:
-        """Some backends tell the probabilities of all tokens but the last."""
+        """Some backends send the probabilities of all tokens but the last."""
         half, rest = vocabulary().encode("ü", special=False)
-        made = decoder("ids")
-        found = run(made, [Piece(ids=[half], logprobs=[logprob(half)]), Piece(ids=[rest])])
-        assert (found.text, found.logprobs) == ("ü", [logprob(half)])
+        chat_decoder = decoder("ids")
+        answer = run(chat_decoder, [Piece(ids=[half], logprobs=[logprob(half)]), Piece(ids=[rest])])
+        assert (answer.text, answer.logprobs) == ("ü", [logprob(half)])
 
     def test_a_token_waits_with_its_text(self) -> None:
         the, weather = vocabulary().encode(" the weather", special=False)

@@ -1,4 +1,4 @@
-"""Tasks to prompts and to decoders, with a real tokenizer and templates of the families."""
+"""Tasks to prompts and decoders, with a real tokenizer and templates of several families."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def chat(*messages: Message, **fields: Any) -> Generate:
     return Generate(model="m", messages=list(messages) or [HI], **fields)
 
 
-def only(made: TextChatPipeline, task: Generate) -> Prompt:
-    made.check(task)
-    (prompt,) = made.prompts(task)
+def only(chat: TextChatPipeline, task: Generate) -> Prompt:
+    chat.check(task)
+    (prompt,) = chat.prompts(task)
     return prompt
 
 
@@ -54,16 +54,16 @@ def long_talk(turns: int) -> list[Message]:
 
 
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many letters are given to the tokenizer, each time."""
-    seen: list[int] = []
+    """The number of characters in each tokenizer call."""
+    lengths: list[int] = []
     encode = Vocabulary.encode
 
     def spy(self: Vocabulary, text: str, *, special: bool, param: str = "prompt") -> list[int]:
-        seen.append(len(text))
+        lengths.append(len(text))
         return encode(self, text, special=special, param=param)
 
     monkeypatch.setattr(Vocabulary, "encode", spy)
-    return seen
+    return lengths
 
 
 def test_it_is_the_seam() -> None:
@@ -73,7 +73,7 @@ def test_it_is_the_seam() -> None:
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 def test_a_conversation_begins_with_one_first_token(kind: str) -> None:
-    """The template writes it; the text leaves it to the tokenizer of whoever reads the text."""
+    """The template writes it; the prompt text leaves it to the tokenizer of the backend."""
     prompt = only(pipeline(kind=kind), chat(SYSTEM, HI))
     assert prompt.ids is not None
     assert prompt.ids[0] == tiny_llama.BOS
@@ -84,26 +84,26 @@ def test_a_conversation_begins_with_one_first_token(kind: str) -> None:
 
 
 def test_prompts_of_every_kind() -> None:
-    made = pipeline()
+    chat_pipeline = pipeline()
     ids = vocabulary().encode("the weather", special=True)
     task = Generate(model="m", prompts=["the weather", ids, ids[1:], ""])
-    made.check(task)
-    texts, whole, bare, empty = made.prompts(task)
+    chat_pipeline.check(task)
+    texts, whole, bare, empty = chat_pipeline.prompts(task)
     assert texts == whole == Prompt(text="the weather", ids=tuple(ids), tokens=len(ids))
     assert bare == Prompt(text="the weather", ids=tuple(ids[1:]), tokens=len(ids) - 1)
     assert empty == Prompt(text="", ids=(tiny_llama.BOS,), tokens=1)
 
 
 def test_without_a_tokenizer_there_are_texts_only() -> None:
-    made = pipeline(kind=None)
-    assert made.prompts(Generate(model="m", prompts=["the"])) == [Prompt(text="the")]
-    assert only(made, chat()).text.startswith("<s><|im_start|>user\nHi")
-    for ask in (made.check, made.prompts):
+    chat_pipeline = pipeline(kind=None)
+    assert chat_pipeline.prompts(Generate(model="m", prompts=["the"])) == [Prompt(text="the")]
+    assert only(chat_pipeline, chat()).text.startswith("<s><|im_start|>user\nHi")
+    for ask in (chat_pipeline.check, chat_pipeline.prompts):
         with pytest.raises(Unsupported, match="send the prompt as a text") as caught:
             ask(Generate(model="m", prompts=[[1, 2]]))
         assert caught.value.param == "prompt"
     with pytest.raises(Unsupported, match="no tokenizer to decode them"):
-        made.decoder(chat(), Prompt(text=""), 0, "ids")
+        chat_pipeline.decoder(chat(), Prompt(text=""), 0, "ids")
 
 
 @pytest.mark.parametrize("ids", [[448], [-1], [0, 1, 1_000_000]])
@@ -132,19 +132,19 @@ def test_unsupported_options_are_refused_at_once() -> None:
 
 class TestTools:
     def test_a_template_without_tools(self) -> None:
-        """Clients offer tools without knowing the model: the answer is one without, and says so."""
+        """Clients offer tools without knowing the model: the answer has no calls and a warning."""
         task = chat(tools=[WEATHER])
-        made = pipeline(GEMMA)
-        made.check(task)
-        (prompt,) = made.prompts(task)
+        chat_pipeline = pipeline(GEMMA)
+        chat_pipeline.check(task)
+        (prompt,) = chat_pipeline.prompts(task)
         assert prompt.ignored == ("tools",)
-        assert prompt.ids == made.prompts(chat())[0].ids
+        assert prompt.ids == chat_pipeline.prompts(chat())[0].ids
         assert pipeline(GEMMA, tool_parser="hermes").prompts(task)[0].ignored == ()
-        assert made.prompts(chat(tools=[WEATHER], tool_choice="none"))[0].ignored == ()
+        assert chat_pipeline.prompts(chat(tools=[WEATHER], tool_choice="none"))[0].ignored == ()
 
     @pytest.mark.parametrize("choice", ["required", "function"])
     def test_a_call_that_is_demanded_of_a_template_without_tools(self, choice: Any) -> None:
-        """It cannot be had: refused, unless the operator has the demand ignored."""
+        """The request is refused unless the operator ignores such demands."""
         task = chat(tools=[WEATHER], tool_choice=choice, tool_name=WEATHER.name)
         with pytest.raises(Unsupported, match="does not support tools") as caught:
             pipeline(GEMMA).check(task)
@@ -165,7 +165,9 @@ class TestTools:
             ),
         ],
     )
-    def test_calls_of_what_is_not_there(self, fields: dict[str, Any], kind: type[Exception], words: str) -> None:
+    def test_tool_choices_without_matching_tools(
+        self, fields: dict[str, Any], kind: type[Exception], words: str
+    ) -> None:
         with pytest.raises(kind, match=words) as caught:
             pipeline(QWEN).check(chat(**fields))
         assert getattr(caught.value, "param", None) == "tool_choice"
@@ -173,25 +175,25 @@ class TestTools:
     def test_calls_in_a_form_that_is_not_known(self) -> None:
         source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}"
         pipeline(source).check(chat(tools=[WEATHER]))
-        for made in (pipeline(source), pipeline(QWEN, tool_parser=None)):
+        for chat_pipeline in (pipeline(source), pipeline(QWEN, tool_parser=None)):
             with pytest.raises(Unsupported, match="the format of this model's tool calls is unknown"):
-                made.check(chat(tools=[WEATHER], tool_choice="required"))
+                chat_pipeline.check(chat(tools=[WEATHER], tool_choice="required"))
 
     def test_which_of_them_the_template_shows(self) -> None:
-        made = pipeline(QWEN)
-        both = only(made, chat(tools=[WEATHER, NOW])).text
+        chat_pipeline = pipeline(QWEN)
+        both = only(chat_pipeline, chat(tools=[WEATHER, NOW])).text
         assert "get_weather" in both
         assert '"now"' in both
-        assert "get_weather" not in only(made, chat(tools=[WEATHER, NOW], tool_choice="none")).text
-        named = only(made, chat(tools=[WEATHER, NOW], tool_choice="function", tool_name="now")).text
+        assert "get_weather" not in only(chat_pipeline, chat(tools=[WEATHER, NOW], tool_choice="none")).text
+        named = only(chat_pipeline, chat(tools=[WEATHER, NOW], tool_choice="function", tool_name="now")).text
         assert "get_weather" not in named
         assert '"now"' in named
 
     def test_a_template_of_their_own(self) -> None:
-        made = TextChatPipeline(vocabulary(), ChatTemplate(GEMMA), tools_template=ChatTemplate(QWEN))
-        assert made.tool_parser == "hermes"
-        assert "<start_of_turn>" in only(made, chat()).text
-        assert "<tools>" in only(made, chat(tools=[WEATHER])).text
+        chat_pipeline = TextChatPipeline(vocabulary(), ChatTemplate(GEMMA), tools_template=ChatTemplate(QWEN))
+        assert chat_pipeline.tool_parser == "hermes"
+        assert "<start_of_turn>" in only(chat_pipeline, chat()).text
+        assert "<tools>" in only(chat_pipeline, chat(tools=[WEATHER])).text
 
     @pytest.mark.parametrize(("source", "key"), [(QWEN, "arguments"), (LLAMA3, "parameters"), (MISTRAL, "arguments")])
     def test_guides_for_a_backend_that_supports_them(self, source: str, key: str) -> None:
@@ -202,14 +204,14 @@ class TestTools:
         assert pipeline(source).tools_guide(chat(tools=[WEATHER])) is None
 
     def test_calls_are_parsed_only_where_tools_were_offered(self) -> None:
-        made = pipeline(QWEN)
+        chat_pipeline = pipeline(QWEN)
         for task, calls in (
             (chat(tools=[WEATHER]), 1),
             (chat(), 0),
             (chat(tools=[WEATHER], tool_choice="none"), 0),
             (Generate(model="m", prompts=["x"], tools=[WEATHER]), 0),
         ):
-            decoder = made.decoder(task, Prompt(text=""), 0, "delta")
+            decoder = chat_pipeline.decoder(task, Prompt(text=""), 0, "delta")
             chunks = [*decoder.push(Piece(text=CALL)), *decoder.flush("stop")]
             assert sum(bool(chunk.tools) for chunk in chunks) == calls
             assert chunks[-1].finish_reason == ("tool_calls" if calls else "stop")
@@ -241,7 +243,7 @@ class TestLength:
 
     @pytest.mark.parametrize(("max_tokens", "fits"), [(None, 99), (0, 100), (1, 99), (50, 99), (2_147_483_647, 99)])
     def test_one_token_must_fit_unless_none_is_requested(self, max_tokens: int | None, fits: int) -> None:
-        """However long an answer may be: it is as long as it goes."""
+        """Whatever the maximum length: the answer gets the remaining space."""
         made, sampling = pipeline(context_tokens=100), Sampling(max_tokens=max_tokens)
         (prompt,) = made.prompts(Generate(model="m", prompts=[[5] * fits], sampling=sampling))
         assert prompt.tokens == fits
@@ -250,7 +252,7 @@ class TestLength:
         assert caught.value.param == "prompt"
 
     @pytest.mark.parametrize("text", ["the weather " * 100_000, "w" * 1_000_000, " " * 1_000_000])
-    def test_what_is_far_too_long_is_not_read_to_its_end(self, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    def test_far_too_long_texts_are_not_read_to_the_end(self, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
         read = reads(monkeypatch)
         for task in (Generate(model="m", prompts=[text]), chat(Message(role="user", content=text))):
             with pytest.raises(TooLong, match=r"there are at least \d+ tokens in the (prompt|messages)"):
@@ -259,11 +261,11 @@ class TestLength:
 
     @pytest.mark.parametrize("word", ["the weather ", "w"])
     def test_a_long_conversation_is_not_read_again_and_again(self, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
-        """Where the oldest turns are left out: each try reads what may fit, and none all of it."""
+        """While the oldest turns are dropped, each try reads only as much as can fit."""
         messages = [Message(role="user", content=word * (40_000 // len(word))) for _ in range(200)]
-        made = pipeline(context_tokens=2048, truncation="oldest")
+        chat_pipeline = pipeline(context_tokens=2048, truncation="oldest")
         read = reads(monkeypatch)
-        prompt = only(made, chat(*messages, HI))
+        prompt = only(chat_pipeline, chat(*messages, HI))
         assert prompt.cut == 200
         assert sum(read) < 300_000
 
@@ -273,10 +275,10 @@ class TestLength:
 
     @pytest.mark.parametrize("context", [150, 200, 400, 700])
     def test_the_oldest_turns_are_left_out(self, context: int) -> None:
-        """As few as possible, in whole; never the instructions nor the last turn."""
-        made = pipeline(context_tokens=context, truncation="oldest")
+        """As few whole turns as possible; never the instructions or the last turn."""
+        chat_pipeline = pipeline(context_tokens=context, truncation="oldest")
         sampling, messages = Sampling(max_tokens=16), long_talk(20)
-        prompt = only(made, chat(*messages, sampling=sampling))
+        prompt = only(chat_pipeline, chat(*messages, sampling=sampling))
         assert prompt.tokens is not None
         assert prompt.tokens + 16 <= context
         assert prompt.cut > 0
@@ -298,14 +300,14 @@ class TestLength:
 
     @pytest.mark.parametrize("answer_tokens", [101, 100_000])
     def test_at_most_a_quarter_of_the_context_is_reserved(self, answer_tokens: int) -> None:
-        """Many clients ask for more than anybody needs, and would lose all of the conversation for it."""
-        made = pipeline(context_tokens=400, truncation="oldest", answer_tokens=answer_tokens)
+        """Many clients request far more tokens than they need, which would drop the whole conversation."""
+        chat_pipeline = pipeline(context_tokens=400, truncation="oldest", answer_tokens=answer_tokens)
         quarter = only(pipeline(context_tokens=400, truncation="oldest"), chat(*long_talk(20)))
-        assert only(made, chat(*long_talk(20))) == quarter
-        assert only(made, chat(*long_talk(20), sampling=Sampling(max_tokens=answer_tokens))) == quarter
-        assert (only(made, chat(*long_talk(20), sampling=Sampling(max_tokens=0))).tokens or 0) > 300
+        assert only(chat_pipeline, chat(*long_talk(20))) == quarter
+        assert only(chat_pipeline, chat(*long_talk(20), sampling=Sampling(max_tokens=answer_tokens))) == quarter
+        assert (only(chat_pipeline, chat(*long_talk(20), sampling=Sampling(max_tokens=0))).tokens or 0) > 300
 
-    def test_what_fits_stays_whole(self) -> None:
+    def test_fitting_conversations_stay_whole(self) -> None:
         assert only(pipeline(context_tokens=4000, truncation="oldest"), chat(*long_talk(5))).cut == 0
 
     def test_the_last_turn_may_be_too_long_by_itself(self) -> None:
@@ -318,19 +320,20 @@ class TestLength:
 
 class TestReasoning:
     def test_a_prompt_may_open_the_thoughts(self) -> None:
-        made = pipeline(DEEPSEEK, reasoning="think")
-        prompt = only(made, chat())
+        chat_pipeline = pipeline(DEEPSEEK, reasoning="think")
+        prompt = only(chat_pipeline, chat())
         assert prompt.ends_in_reasoning
-        decoder = made.decoder(chat(), prompt, 0, "delta")
+        decoder = chat_pipeline.decoder(chat(), prompt, 0, "delta")
         (thought, answer) = decoder.push(Piece(text="hm</think>\n\nyes"))
         assert (thought.reasoning, answer.text) == ("hm", "yes")
 
     def test_only_if_configured_as_a_reasoning_model(self) -> None:
-        made = pipeline(DEEPSEEK)
-        prompt = only(made, chat())
+        chat_pipeline = pipeline(DEEPSEEK)
+        prompt = only(chat_pipeline, chat())
         assert not prompt.ends_in_reasoning
         assert (
-            made.decoder(chat(), prompt, 0, "delta").push(Piece(text="<think>x</think>"))[0].text == "<think>x</think>"
+            chat_pipeline.decoder(chat(), prompt, 0, "delta").push(Piece(text="<think>x</think>"))[0].text
+            == "<think>x</think>"
         )
 
     def test_thoughts_that_the_client_does_not_want(self) -> None:
@@ -344,15 +347,15 @@ class TestReasoning:
         assert chunk.text == "<think>x"
 
     def test_an_answer_in_guided_json(self) -> None:
-        made = pipeline(DEEPSEEK, reasoning="think")
+        chat_pipeline = pipeline(DEEPSEEK, reasoning="think")
         task = chat(sampling=Sampling(guide=Guide(kind="json_object")))
-        (chunk,) = made.decoder(task, only(made, task), 0, "delta").push(Piece(text='{"a": 1}'))
+        (chunk,) = chat_pipeline.decoder(task, only(chat_pipeline, task), 0, "delta").push(Piece(text='{"a": 1}'))
         assert chunk.text == '{"a": 1}'
 
 
 class TestDecoder:
     def test_the_sampling_decides_how_it_ends(self) -> None:
-        made = pipeline()
+        chat_pipeline = pipeline()
         ids = vocabulary().encode("one two", special=False)
         for sampling, text, reason in (
             (Sampling(), "one two", "stop"),
@@ -363,12 +366,12 @@ class TestDecoder:
             (Sampling(ignore_eos=True, skip_special_tokens=False), "one two<|im_end|>one two", "length"),
         ):
             task = chat(sampling=sampling)
-            decoder = made.decoder(task, Prompt(text=""), 0, "ids")
+            decoder = chat_pipeline.decoder(task, Prompt(text=""), 0, "ids")
             chunks = [*decoder.push(Piece(ids=[*ids, tiny_llama.IM_END, *ids])), *decoder.flush("length")]
             assert ("".join(chunk.text for chunk in chunks), chunks[-1].finish_reason) == (text, reason)
 
-    def test_only_what_goes_on_keeps_its_first_space(self) -> None:
-        made = pipeline(kind="byte_fallback")
+    def test_only_continuations_keep_their_first_space(self) -> None:
+        chat_pipeline = pipeline(kind="byte_fallback")
         word = vocabulary("byte_fallback").encode("weather", special=False)
         begun = Message(role="assistant", content="the")
         for task, text in (
@@ -376,7 +379,7 @@ class TestDecoder:
             (chat(), "weather"),
             (chat(HI, begun, continue_final=True), " weather"),
         ):
-            decoder = made.decoder(task, made.prompts(task)[0], 0, "ids")
+            decoder = chat_pipeline.decoder(task, chat_pipeline.prompts(task)[0], 0, "ids")
             assert decoder.push(Piece(ids=word))[0].text == text
 
     def test_whether_a_backend_must_leave_special_tokens_in_its_text(self) -> None:
@@ -398,7 +401,7 @@ def test_further_variables_and_no_invitation() -> None:
 
 
 def test_backends_get_stop_texts_only_if_they_apply_to_all_of_the_text() -> None:
-    """Not where calls or thoughts are parsed, which they would end; special tokens that calls are told by stay."""
+    """Not if calls or reasoning are parsed, which they would end; special tokens that mark calls are still sent."""
     sampling = Sampling(stop=["END"])
     plain, tools = chat(sampling=sampling), chat(sampling=sampling, tools=[NOW])
     source = "{{ messages[0].content }}{{ tools }}"
@@ -416,7 +419,7 @@ def test_backends_get_stop_texts_only_if_they_apply_to_all_of_the_text() -> None
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", None])
 def test_half_a_character_is_refused_in_words_wherever_it_stands(kind: str | None) -> None:
-    """The name is of the field that was sent."""
+    """The error names the field that was sent."""
     call = ToolCall(id="c", name="now", arguments='{"a": "\\ud83e"}')
     for task, param in (
         (chat(HI, Message(role="assistant", tool_calls=[call])), "messages"),
@@ -428,7 +431,7 @@ def test_half_a_character_is_refused_in_words_wherever_it_stands(kind: str | Non
         assert caught.value.param == param
 
 
-def test_what_nests_too_deeply_is_refused_or_left_as_it_is() -> None:
+def test_deeply_nested_values_are_refused_or_left_unchanged() -> None:
     """A tool's schema is refused by name; arguments of an earlier call go to the template as text."""
     deep: dict[str, Any] = {}
     for _ in range(2000):
@@ -445,7 +448,7 @@ def test_what_nests_too_deeply_is_refused_or_left_as_it_is() -> None:
 
 
 def test_references_move_with_the_schema_also_below_names_that_look_like_keywords() -> None:
-    """A property may be called "default"; the value of the keyword is no schema."""
+    """A property may be called "default"; the value of the keyword is not a schema."""
     parameters = {
         "type": "object",
         "properties": {"default": {"$ref": "#/$defs/x"}, "y": {"default": {"$ref": "#/kept"}}},
@@ -469,8 +472,10 @@ def test_references_move_with_the_schema_also_below_names_that_look_like_keyword
         (None, {"tool_parser": "hermes"}, False, None),
     ],
 )
-def test_details_say_what_it_does(source: str | None, options: dict[str, Any], tools: bool, parser: str | None) -> None:
-    """For clients that only offer tools where a model has them."""
-    found = pipeline(source, **options, reasoning="think").details
-    assert (found["tools"], found.get("tool_call_parser"), found["thinking"]) == (tools, parser, True)
-    assert found.get("chat_template") == source
+def test_details_list_capabilities(
+    source: str | None, options: dict[str, Any], tools: bool, parser: str | None
+) -> None:
+    """For clients that only offer tools to models that support them."""
+    details = pipeline(source, **options, reasoning="think").details
+    assert (details["tools"], details.get("tool_call_parser"), details["thinking"]) == (tools, parser, True)
+    assert details.get("chat_template") == source

@@ -1,4 +1,4 @@
-"""What a model thinks and what it answers, told apart however the answer is cut."""
+"""Reasoning and answer are separated, however the text is cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.pipelines.chat.reasoning import ReasoningSplit
 
 
 def split(fragments: list[str], *, opened: bool = False) -> tuple[str, str]:
-    """(reasoning, text) of an answer."""
+    """Return (reasoning, text) of an answer."""
     splitter = ReasoningSplit(opened)
     pieces = [piece for fragment in fragments for piece in splitter.push(fragment)] + splitter.flush()
     assert all(text for _, text in pieces)
@@ -92,7 +92,7 @@ def test_one_push_may_hold_all() -> None:
     assert ReasoningSplit().push("<think>a</think>b") == [("reasoning", "a"), ("text", "b")]
 
 
-def test_what_is_kept_back_is_never_longer_than_a_tag() -> None:
+def test_held_back_text_is_never_longer_than_a_tag() -> None:
     splitter = ReasoningSplit(opened=True)
     length = sum(len(text) for _ in range(5000) for _, text in splitter.push("</thin"))
     assert length >= 30000 - len("</think>")

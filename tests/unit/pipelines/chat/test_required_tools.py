@@ -1,4 +1,4 @@
-"""What a backend with guided decoding is told so that it calls one of the tools."""
+"""Constraints that make a backend with guided decoding call a tool."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def wide(count: int) -> Tool:
 
 
 def test_tools_hold_no_more_values_than_anybody_means() -> None:
-    """All of them together, and what is beyond that is not looked at."""
+    """The limit applies to all tools together, and values beyond it are not read."""
     check_depth([wide(1_000)] * 19)
     for tools in ([wide(MOST_VALUES)], [wide(1_000)] * 21):
         with pytest.raises(InvalidValue, match=f"have more than {MOST_VALUES} values: send fewer") as caught:

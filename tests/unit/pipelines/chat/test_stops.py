@@ -1,4 +1,4 @@
-"""Stop texts, against a search in the whole text."""
+"""Stop texts, compared with a search in the whole text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.unit.pipelines.chat.chat_kit import PLACES, cut
 
 
 def reference(text: str, stops: list[str], include: bool) -> tuple[str, bool]:
-    found = [(at, len(stop)) for stop in stops if stop and (at := text.find(stop)) >= 0]
-    if not found:
+    matches = [(at, len(stop)) for stop in stops if stop and (at := text.find(stop)) >= 0]
+    if not matches:
         return text, False
-    at, size = min(found)
+    at, size = min(matches)
     return text[: at + size if include else at], True
 
 
@@ -37,7 +37,7 @@ def run(stops: StopTexts, pieces: list[str]) -> tuple[str, bool]:
     places=PLACES,
     include=st.booleans(),
 )
-def test_any_pieces_give_what_a_search_in_the_whole_gives(
+def test_pieces_give_the_result_of_a_search_in_the_whole_text(
     text: str, stops: list[str], places: list[int], include: bool
 ) -> None:
     expected = reference(text, stops, include)
@@ -72,7 +72,7 @@ def test_without_stops_everything_passes() -> None:
 
 
 class Letters(str):
-    """A text that counts how often one of its letters is looked at."""
+    """A text that counts reads of its characters."""
 
     looks = 0
 
@@ -83,7 +83,7 @@ class Letters(str):
 
 @pytest.mark.parametrize("letter", ["a", "b"])
 def test_a_long_stop_is_looked_at_letter_by_letter(letter: str) -> None:
-    """Whatever its own pattern is: a few looks for each letter of the stop text and of the answer."""
+    """Whatever the stop text's pattern: a few reads for each character of the stop text and the answer."""
     long, Letters.looks = 4_000, 0
     stops = StopTexts([Letters("a" * long + "b")])
     released = "".join(stops.push(piece)[0] for _ in range(long // 8) for piece in ("aaaa", "aaa" + letter))
@@ -91,7 +91,7 @@ def test_a_long_stop_is_looked_at_letter_by_letter(letter: str) -> None:
     assert released + stops.flush()[0] == ("aaaaaaa" + letter) * (long // 8)
 
 
-def test_what_was_let_go_begins_nothing_any_more() -> None:
+def test_released_text_starts_no_stop() -> None:
     stops = StopTexts(["ab", "abc\n"])
     assert stops.push("xa") == ("x", False)
     assert stops.flush() == ("a", False)

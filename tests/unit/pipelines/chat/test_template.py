@@ -1,4 +1,4 @@
-"""Conversations rendered by templates of the families that models come from, and what templates may not do."""
+"""Conversations rendered by templates of model families, and limits of templates."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_plain_conversation() -> None:
 
 
 def test_tools_are_json_as_they_came() -> None:
-    """Neither escaped for HTML nor for ASCII, nor with their keys in another order."""
+    """No escapes for HTML or ASCII, and the order of keys is kept."""
     text = rendered(QWEN, HI, tools=[WEATHER])
     line = next(line for line in text.splitlines() if line.startswith('{"type"'))
     assert '"description": "The wéather <now> & here", "parameters"' in line
@@ -76,14 +76,14 @@ def test_tools_are_json_as_they_came() -> None:
     ],
 )
 def test_calls_and_their_results(source: str, call: str) -> None:
-    """Whether a template wants arguments as an object or as a text, and no content as None or as nothing."""
+    """Some templates take arguments as an object, others as text; and missing content as None or as an empty text."""
     text = rendered(source, *CALLED, tools=[WEATHER])
     assert call in text
     assert "21 degrees" in text
     assert "None" not in text
 
 
-def test_what_a_template_wants_is_found_out() -> None:
+def test_template_features_are_detected() -> None:
     assert template(QWEN).form == Form(parts="never", empty=None)
     assert template(DEEPSEEK).form == Form(parts="never", empty=None, json_arguments=True)
     assert template(PARTS).form == Form(parts="only")
@@ -100,7 +100,7 @@ def test_arguments_that_are_no_json_go_back_as_they_were() -> None:
     assert '"arguments": {}}' in rendered(QWEN, HI, empty)
 
 
-def test_results_have_the_name_of_what_was_called() -> None:
+def test_results_have_the_name_of_the_called_tool() -> None:
     source = "{% for m in messages %}{{ m.name }}={{ m.content }};{% endfor %}"
     assert rendered(source, *CALLED).endswith("get_weather=21 degrees;")
 
@@ -113,7 +113,7 @@ def test_results_have_the_name_of_what_was_called() -> None:
     ],
 )
 def test_contents_in_parts(source: str, expected: str) -> None:
-    """In parts where the template reads them so, else as one text."""
+    """As parts if the template reads parts, else as one text."""
     assert rendered(source, Message(role="user", content=[Part(text="one"), Part(text="two")])) == expected
 
 
@@ -232,7 +232,7 @@ def test_refusals_are_in_the_templates_own_words(source: str, words: str) -> Non
 
 
 def test_loops_are_as_they_always_are() -> None:
-    """Counting them changes nothing that a template can see."""
+    """Counting iterations changes nothing that a template can observe."""
     source = (
         "{% for x in [1, 2, 3] %}{{ loop.index }}/{{ loop.length }}{{ loop.previtem }}{{ '.' if loop.last }}"
         "{% else %}never{% endfor %}{% for x in nothing %}{% else %}none{% endfor %}"
@@ -270,7 +270,7 @@ def test_a_broken_template_is_found_when_it_is_loaded(source: str, words: str) -
 
 @pytest.mark.parametrize("source", [*FAMILIES.values(), CHATML, PARTS, DEEPSEEK])
 def test_renderings_do_not_touch_each_other(source: str) -> None:
-    made = template(source)
-    first = made.render([HI])
-    made.render(CALLED[:1], tools=[WEATHER])
-    assert made.render([HI]) == first
+    chat_template = template(source)
+    first = chat_template.render([HI])
+    chat_template.render(CALLED[:1], tools=[WEATHER])
+    assert chat_template.render([HI]) == first

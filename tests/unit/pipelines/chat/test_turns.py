@@ -1,4 +1,4 @@
-"""Which messages go together when a conversation is shortened."""
+"""Messages that stay together when a conversation is shortened."""
 
 from __future__ import annotations
 

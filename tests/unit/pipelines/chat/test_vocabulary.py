@@ -1,4 +1,4 @@
-"""Texts to ids and back, and what single tokens are."""
+"""Texts to ids and back, and properties of single tokens."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def test_the_decoder_defines_the_spelling_of_tokens(kind: str, form: str, strip:
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 def test_plain_texts_get_the_tokenizers_own_frame(kind: str) -> None:
-    found = vocabulary(kind)
-    assert found.encode("the weather", special=True)[0] == tiny_llama.BOS == found.bos_id
-    assert tiny_llama.BOS not in found.encode("the weather", special=False)
-    assert found.adds_bos
+    vocab = vocabulary(kind)
+    assert vocab.encode("the weather", special=True)[0] == tiny_llama.BOS == vocab.bos_id
+    assert tiny_llama.BOS not in vocab.encode("the weather", special=False)
+    assert vocab.adds_bos
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -60,9 +60,9 @@ def test_special_tokens_are_read_in_a_rendered_text() -> None:
 
 @given(text=TEXTS)
 def test_bytes_of_tokens_are_the_bytes_of_the_text(text: str) -> None:
-    found = vocabulary()
-    ids = found.encode(text, special=False)
-    assert b"".join(map(found.data, ids)) == text.encode()
+    vocab = vocabulary()
+    ids = vocab.encode(text, special=False)
+    assert b"".join(map(vocab.data, ids)) == text.encode()
 
 
 def test_a_token_as_text_and_as_bytes() -> None:
@@ -91,23 +91,23 @@ def test_ids_in_range_pass() -> None:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many letters are given to the tokenizer, each time."""
-    seen: list[int] = []
+    """The number of characters in each tokenizer call."""
+    lengths: list[int] = []
     encode = Vocabulary.encode
 
     def spy(self: Vocabulary, text: str, *, special: bool, param: str = "prompt") -> list[int]:
-        seen.append(len(text))
+        lengths.append(len(text))
         return encode(self, text, special=special, param=param)
 
     monkeypatch.setattr(Vocabulary, "encode", spy)
-    return seen
+    return lengths
 
 
 def test_a_text_that_is_surely_too_long_is_not_read_to_its_end(read: list[int]) -> None:
-    found = vocabulary()
-    ids, least = found.fit("the weather " * 1_000, special=True, limit=50)
+    vocab = vocabulary()
+    ids, least = vocab.fit("the weather " * 1_000, special=True, limit=50)
     assert ids is None
-    assert 50 < least <= len(found.encode("the weather " * 1_000, special=True))
+    assert 50 < least <= len(vocab.encode("the weather " * 1_000, special=True))
     assert sum(read[:-1]) <= SMALLEST
 
 
@@ -121,8 +121,8 @@ def test_more_letters_than_the_longest_tokens_have_are_not_read_at_all(read: lis
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("word", ["w", "the weather ", " ", "東京", "zebra"])
-def test_memory_is_for_what_fits(read: list[int], kind: str, word: str) -> None:
-    """Without any space as well, pieces are read until they are surely too many."""
+def test_memory_is_bounded_by_the_limit(read: list[int], kind: str, word: str) -> None:
+    """Also without spaces, pieces are read only until they exceed the limit."""
     text = word * (400_000 // len(word))
     ids, tokens = vocabulary(kind).fit(text, special=False, limit=2048)
     if ids is None:
@@ -135,13 +135,13 @@ def test_memory_is_for_what_fits(read: list[int], kind: str, word: str) -> None:
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @given(text=st.one_of(TEXTS, st.builds(str.__mul__, TEXTS, st.integers(1, 400))), limit=st.integers(1, 400))
-def test_what_is_refused_has_really_more(kind: str, text: str, limit: int) -> None:
-    found = vocabulary(kind)
+def test_refused_texts_exceed_the_limit(kind: str, text: str, limit: int) -> None:
+    vocab = vocabulary(kind)
     try:
-        whole = found.encode(text, special=True)
+        whole = vocab.encode(text, special=True)
     except InvalidValue:
         return
-    ids, tokens = found.fit(text, special=True, limit=limit)
+    ids, tokens = vocab.fit(text, special=True, limit=limit)
     if ids is None:
         assert limit < tokens <= len(whole)
     else:
@@ -192,11 +192,11 @@ def test_other_parts_that_drop_letters() -> None:
 
 
 @pytest.mark.parametrize("text", ["the weather " * 20, "x" * 9000, "", "a " * 5000])
-def test_what_is_read_whole_has_the_tokens_of_the_whole(text: str) -> None:
-    found = vocabulary()
-    whole = found.encode(text, special=True)
+def test_fully_read_texts_have_all_their_tokens(text: str) -> None:
+    vocab = vocabulary()
+    whole = vocab.encode(text, special=True)
     for limit in (None, 10, 1000, 100_000):
-        ids, tokens = found.fit(text, special=True, limit=limit)
+        ids, tokens = vocab.fit(text, special=True, limit=limit)
         assert (ids, tokens) == (whole, len(whole)) or (ids is None and limit is not None and len(whole) > limit)
 
 

@@ -1,1 +1,1 @@
-"""Tests of pictures."""
+"""Tests of images."""

@@ -1,4 +1,4 @@
-"""Memory and time of hostile and of large pictures, in a process of their own with hard limits."""
+"""Memory and time of hostile and large images, in a separate process with hard limits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.unit.pipelines.image.pictures import bombs, broken, chunk, png_of, turned
+from tests.unit.pipelines.image.image_kit import bombs, broken, chunk, png_of, turned
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-# Reads pictures with at most so many MB more of address space, and seconds of CPU, than it has at the start.
+# Reads images with at most so many MB more of address space, and seconds of CPU, than it has at the start.
 READER = """
 import json, resource, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -52,11 +52,12 @@ print(json.dumps([dict(zip(files, said)), (kilobytes("VmHWM") - before) * 1024])
 
 
 def read(
-    folder: Path, pictures: dict[str, bytes], *, more: int, seconds: int, threads: int = 1
+    folder: Path, images: dict[str, bytes], *, more: int, seconds: int, threads: int = 1
 ) -> tuple[dict[str, object], int]:
-    """What became of each picture, and bytes by which the process grew. A first, harmless one loads what is needed."""
+    """The outcome for each image, and the growth of the process in bytes. A first harmless image loads the
+    libraries."""
     names: dict[str, str] = {}
-    for number, (name, data) in enumerate({"": turned(6), **pictures}.items()):
+    for number, (name, data) in enumerate({"": turned(6), **images}.items()):
         path = folder / str(number)
         path.write_bytes(data)
         names[str(path)] = name
@@ -68,8 +69,8 @@ def read(
 
 
 def test_bombs_take_neither_memory_nor_time(tmp_path: Path) -> None:
-    """All are refused for what they are and not because memory ran out, in 64 MB, and a few seconds in total; the one
-    that hides in text has no pixels."""
+    """Each is refused for its content, not for lack of memory, within 64 MB and a few seconds in total; the bomb in a
+    text chunk has no pixels."""
     hostile = bombs() | broken()
     results, grown = read(tmp_path, hostile, more=64, seconds=20)
     assert set(results) == set(hostile)
@@ -80,8 +81,8 @@ def test_bombs_take_neither_memory_nor_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "turned JPEG", "alpha"])
-def test_legal_pictures_fit_in_the_budget(kind: str, tmp_path: Path) -> None:
-    """40 million pixels, the most that is allowed, in 256 MiB."""
+def test_legal_images_fit_in_the_budget(kind: str, tmp_path: Path) -> None:
+    """40 million pixels, the maximum, within 256 MiB."""
     path = tmp_path / "large.jpg"
     if kind == "alpha":
         packer = zlib.compressobj(1)
@@ -99,7 +100,7 @@ def test_legal_pictures_fit_in_the_budget(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_large_progressive_jpeg_is_read_alone(tmp_path: Path) -> None:
-    """40 million pixels whose coefficients are kept for all scans: two threads, one at a time, and nothing is left."""
+    """40 million pixels whose coefficients are kept for all scans: two threads take turns, and no memory stays lent."""
     Image.new("RGB", (8000, 5000), "green").save(tmp_path / "large.jpg", progressive=True, subsampling=0)
     data = (tmp_path / "large.jpg").read_bytes()
     results, grown = read(tmp_path, {str(each): data for each in range(2)}, more=1200, seconds=60, threads=2)
@@ -108,7 +109,7 @@ def test_a_large_progressive_jpeg_is_read_alone(tmp_path: Path) -> None:
 
 
 def test_threads_share_the_budget(tmp_path: Path) -> None:
-    """Six pictures of 20 million pixels each take 480 MB at once; two fit, and what malloc keeps is given back."""
+    """Six images of 20 million pixels take 480 MB at once; two fit, and memory kept by malloc is returned."""
     Image.new("RGB", (5000, 4000), "blue").save(tmp_path / "large.jpg")
     data = (tmp_path / "large.jpg").read_bytes()
     results, grown = read(tmp_path, {str(each): data for each in range(6)}, more=4000, seconds=60, threads=6)

@@ -1,4 +1,4 @@
-"""Bytes lent to decoders: never more than there are, in the order of asking."""
+"""Memory lent to decoders: never more than the total, in the order of the requests."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections import deque
 
 import pytest
 
-from shoal.pipelines.image.budget import TOTAL, Budget, PictureBudget
+from shoal.pipelines.image.budget import TOTAL, Budget, ImageBudget
 
 
 def test_the_total_is_256_mib() -> None:
-    """What the whole process may decode at once."""
+    """The limit for the whole process."""
     assert TOTAL == Budget().total == 256 * 1024 * 1024
 
 
 @pytest.mark.parametrize("size", [-1, 101])
-def test_what_never_fits_is_refused(size: int) -> None:
-    """Nobody waits for ever."""
+def test_sizes_over_the_total_are_refused(size: int) -> None:
+    """Such a request never waits."""
     with pytest.raises(ValueError, match="never fit"), Budget(100).reserve(size):
         pass
 
 
 def test_room_is_given_back_by_errors_too() -> None:
-    """All of it can be lent again."""
+    """The whole budget is available again."""
     budget = Budget(100)
     for _ in range(3):
         with pytest.raises(KeyError), budget.reserve(100):
@@ -31,7 +31,7 @@ def test_room_is_given_back_by_errors_too() -> None:
 
 
 def test_never_more_than_the_total_is_lent() -> None:
-    """Whatever sizes twelve threads ask for."""
+    """For any sizes requested by twelve threads."""
     budget, guard = Budget(100), threading.Lock()
     lent, peak, finished = 0, 0, 0
 
@@ -56,8 +56,8 @@ def test_never_more_than_the_total_is_lent() -> None:
     assert 0 < peak <= 100
 
 
-def test_a_large_picture_is_not_overtaken() -> None:
-    """A small one that asks later waits behind it, though there is room for it."""
+def test_a_large_image_is_not_overtaken() -> None:
+    """A later small request waits behind it, although it would fit."""
     budget, order, requested = Budget(100), list[str](), threading.Semaphore(0)
 
     class Noted(deque[object]):
@@ -84,10 +84,11 @@ def test_a_large_picture_is_not_overtaken() -> None:
     assert order == ["large", "small"]
 
 
-def test_what_a_picture_becomes_is_lent_with_its_decoding() -> None:
-    """In one go, so that nobody waits for the second part while it holds the first; the rest stays lent."""
+def test_pixels_and_decoding_are_lent_together() -> None:
+    """Both are lent at once, so that no request waits for the second part while it holds the first; the rest stays
+    lent."""
     budget = Budget(100)
-    keeping = PictureBudget(budget, 30)
+    keeping = ImageBudget(budget, 30)
     assert keeping.total == 70
     with keeping.reserve(70):
         assert keeping.is_held
@@ -99,10 +100,10 @@ def test_what_a_picture_becomes_is_lent_with_its_decoding() -> None:
     assert _free(budget, 100)
 
 
-def test_a_picture_that_never_fits_keeps_nothing() -> None:
-    """Neither does one whose decoding was refused before it began."""
+def test_an_image_that_never_fits_keeps_nothing() -> None:
+    """Nor does an image that is refused before decoding."""
     budget = Budget(100)
-    keeping = PictureBudget(budget, 30)
+    keeping = ImageBudget(budget, 30)
     with pytest.raises(ValueError, match="never fit"), keeping.reserve(71):
         pass
     assert not keeping.is_held

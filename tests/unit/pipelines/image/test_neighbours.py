@@ -1,4 +1,4 @@
-"""Two models of pictures that share threads and a budget, as all of a process do."""
+"""Two image models that share threads and a budget, as all models of a process do."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shoal.core.threads import Threads
 from shoal.pipelines.image import ImagePipeline
 from shoal.pipelines.image.budget import Budget
 from shoal.types import Array, Context, Embed, Image
-from tests.unit.pipelines.image.pictures import CLIP, drawn, saved
+from tests.unit.pipelines.image.image_kit import CLIP, drawn, saved
 
 SPEC = msgspec.structs.replace(CLIP, size=(64, 64), crop=(64, 64), edge=64)
 KEPT = 2 * 4 * 3 * 64 * 64
 
 
 class Gated:
-    """An engine that answers what it is asked once `gate` is open."""
+    """An engine that returns results once `gate` is open."""
 
     def __init__(self, *, hangs: bool) -> None:
         self.facts = EngineFacts(name="gated", inputs=("pixel_values",), outputs=("image_embeds",), max_batch_size=4)
@@ -47,7 +47,7 @@ class Gated:
 
 
 def embed_task(count: int, start: int = 0) -> Embed:
-    """Small pictures, no two alike."""
+    """Small images, all different."""
     shades = [saved(drawn(8, 8, start + number), "PNG") for number in range(count)]
     return Embed(model="m", inputs=[Image(data) for data in shades])
 
@@ -57,9 +57,9 @@ def lane(budget: Budget, threads: Threads, engine: Gated) -> Lane:
 
 
 async def test_an_engine_that_hangs_leaves_room_to_the_models_beside_it() -> None:
-    """Two hundred pictures wait for one model, room for a fifth of them there is: the other one answers meanwhile. When
-    the engine goes on, all are answered, and all room is given back."""
-    budget, threads = Budget(40 * KEPT), Threads("pictures", 2)
+    """While 200 images wait for one model and the budget holds a fifth of them, another model keeps working. When the
+    engine continues, all images are processed and all memory is returned."""
+    budget, threads = Budget(40 * KEPT), Threads("images", 2)
     stuck, well = Gated(hangs=True), Gated(hangs=False)
     first, second = lane(budget, threads, stuck), lane(budget, threads, well)
     patient = Context(id="a", deadline=time.monotonic() + 60, client="a")

@@ -1,4 +1,4 @@
-"""The Pipeline of an image tower, under the contract and for what is its own."""
+"""The Pipeline of an image tower: the shared contract and image-specific behavior."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from shoal.pipelines.image.preprocessing import Preprocessing
 from shoal.specs import ScoreSpec
 from shoal.types import Array, Classify, Embed, Image, Item, Rerank
 from tests.contract.pipelines.contract import VectorContract
-from tests.unit.pipelines.image.pictures import CLIP, SIGLIP, broken, drawn, pictures, saved
+from tests.unit.pipelines.image.image_kit import CLIP, SIGLIP, broken, drawn, image_files, saved
 
 SPEC = msgspec.structs.replace(CLIP, size=(32, 32), crop=(32, 32), edge=32)
 FACTS = EngineFacts(name="images", inputs=("pixel_values",), outputs=("image_embeds",), size_buckets=(1, 2, 4, 8))
-ITEMS = [Image(pictures()[name]) for name in ("odd", "alpha", "CMYK", "EXIF 6", "odd")]
+ITEMS = [Image(image_files()[name]) for name in ("odd", "alpha", "CMYK", "EXIF 6", "odd")]
 
 
 def embed(**fields: Any) -> Embed:
@@ -30,7 +30,7 @@ def embed(**fields: Any) -> Embed:
 
 
 class TestContract(VectorContract):
-    """Pictures instead of texts; what the contract says of lengths and threads is said again for these."""
+    """The contract with images instead of texts; tests of lengths and threads are redefined for them."""
 
     items: ClassVar[list[Item]] = list(ITEMS)
     good: ClassVar[tuple[Item, Item]] = (ITEMS[1], ITEMS[2])
@@ -53,7 +53,7 @@ class TestContract(VectorContract):
         return Image(broken()["half a JPEG"])
 
     def test_prepared_items_are_whole(self, pipeline: Pipeline) -> None:
-        """One array of the model's size, of a cost that is the same for all."""
+        """One array of the model's size; all items have the same cost."""
         for item in self.prepared(pipeline, self.items):
             assert (item.cost, item.tokens, item.truncated) == (COST, 0, False)
             assert item.outputs == ("image_embeds",)
@@ -63,12 +63,12 @@ class TestContract(VectorContract):
             assert isinstance(hash((item.group, item.key)), int)
 
     def test_threads_may_share_it(self, pipeline: Pipeline) -> None:
-        """Called from several threads at once it answers what it answers alone."""
+        """Concurrent calls from several threads get the same results as one."""
 
         def sums(job: list[Item]) -> list[float]:
             return [float(p.tensors["pixel_values"].sum()) for p in self.prepared(pipeline, job)]
 
-        jobs: list[list[Item]] = [[Image(data), *self.items] for data in list(pictures().values())[:12]]
+        jobs: list[list[Item]] = [[Image(data), *self.items] for data in list(image_files().values())[:12]]
         alone = [sums(job) for job in jobs]
         with ThreadPoolExecutor(6) as pool:
             assert list(pool.map(sums, jobs)) == alone
@@ -76,7 +76,7 @@ class TestContract(VectorContract):
 
 @pytest.mark.parametrize("spec", [CLIP, SIGLIP])
 def test_a_batch_holds_the_pixels_of_each(spec: Any) -> None:
-    """In order, filled up with zeros, as the preprocessing alone makes them."""
+    """The order is kept, missing rows are zeros, and pixels are those of the preprocessing alone."""
     pipeline, steps = ImagePipeline(spec), Preprocessing(spec)
     batch = [
         entry for entry in pipeline.prepare([(embed(), item) for item in ITEMS[:3]]) if isinstance(entry, Prepared)
@@ -88,10 +88,10 @@ def test_a_batch_holds_the_pixels_of_each(spec: Any) -> None:
     assert not values[3].any()
 
 
-def test_every_bad_picture_has_its_own_error() -> None:
-    """And holds no frames, so that nothing of it stays in memory."""
+def test_every_bad_image_has_its_own_error() -> None:
+    """The error holds no frames, so no image data stays in memory."""
     pipeline = ImagePipeline(SPEC)
-    files = [data for pair in zip(broken().values(), pictures().values(), strict=False) for data in pair]
+    files = [data for pair in zip(broken().values(), image_files().values(), strict=False) for data in pair]
     entries = pipeline.prepare([(embed(), Image(data)) for data in files])
     for number, entry in enumerate(entries):
         if number % 2:
@@ -102,8 +102,8 @@ def test_every_bad_picture_has_its_own_error() -> None:
             assert entry.__context__ is None
 
 
-def test_identical_pictures_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one call; a twin that wants another row has another key and the same pixels."""
+def test_identical_images_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within one call; a duplicate with other options has another key and the same pixels."""
     pipeline, calls = ImagePipeline(SPEC), list[bytes]()
     real = pipeline._preprocessing.pixels
 
@@ -123,7 +123,7 @@ def test_identical_pictures_are_decoded_once(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("role", ["query", "document"])
 def test_a_role_changes_nothing(role: str) -> None:
-    """As of texts for a model without prompts; Cohere's and NIM's clients must send one, and how to cut as well."""
+    """As for a model without prompts; Cohere and NIM clients must send a role and a truncation."""
     pipeline = ImagePipeline(SPEC)
     pipeline.check(embed(input_type=role, truncate=True))
     one, other = pipeline.prepare([(embed(input_type=role, truncate=False), ITEMS[0]), (embed(), ITEMS[0])])
@@ -140,8 +140,8 @@ def test_a_role_changes_nothing(role: str) -> None:
         ({"outputs": ("dense", "multi")}, "model"),
     ],
 )
-def test_what_pictures_have_not_is_refused(fields: dict[str, Any], param: str) -> None:
-    """By `check`, and in the items' places by `prepare`; with the next step."""
+def test_text_options_are_refused_for_images(fields: dict[str, Any], param: str) -> None:
+    """By `check`, and by `prepare` in the place of the items; the error states the next step."""
     pipeline = ImagePipeline(SPEC)
     with pytest.raises(Unsupported, match=r"omit|request") as caught:
         pipeline.check(embed(**fields))
@@ -151,21 +151,21 @@ def test_what_pictures_have_not_is_refused(fields: dict[str, Any], param: str) -
 
 @pytest.mark.parametrize("task", [Classify(model="m", inputs=["a"]), Rerank(model="m", queries=["a"], documents=["b"])])
 def test_other_tasks_are_refused(task: Any) -> None:
-    """They are for texts."""
+    """They are for texts only."""
     with pytest.raises(Unsupported, match="only embeds images; request"):
         ImagePipeline(SPEC).check(task)
 
 
 @pytest.mark.parametrize("item", ["a text", [1, 2], ("a", "b")])
 def test_texts_are_refused(item: Item) -> None:
-    """Each by itself."""
+    """Each text gets its own error."""
     (entry,) = ImagePipeline(SPEC).prepare([(embed(), item)])
     assert isinstance(entry, InvalidValue)
     assert entry.param == "input"
 
 
 def test_the_operator_may_keep_vectors_as_they_are() -> None:
-    """Whatever a request asks; its work is heavy, because decoding takes long and lets other threads run."""
+    """The setting overrides requests. The work is heavy: decoding takes long and releases the GIL."""
     rows = np.full((1, SPEC.dimension), 2.0, dtype=np.float32)
     lengths: list[float] = []
     for normalize in (None, True, False):
@@ -178,8 +178,9 @@ def test_the_operator_may_keep_vectors_as_they_are() -> None:
     assert lengths == pytest.approx([1, 1, 4 * 2**0.5])
 
 
-def test_prepared_pictures_count_until_nothing_holds_them() -> None:
-    """Twice each, for their place in a batch; a broken file leaves nothing lent, a twin costs nothing more."""
+def test_prepared_images_count_until_nothing_holds_them() -> None:
+    """Each counts twice, for its place in a batch; broken files leave nothing lent, and duplicates cost nothing
+    more."""
     budget = Budget(64 * 2**20)
     pipeline = ImagePipeline(SPEC, budget=budget)
     size = 2 * 4 * 3 * 32 * 32
@@ -197,7 +198,7 @@ def test_prepared_pictures_count_until_nothing_holds_them() -> None:
 
 
 def test_a_model_holds_half_of_the_budget() -> None:
-    """The other half is for the models beside it; a picture that is larger than that is one still."""
+    """The other half is for other models; a larger image is still accepted alone."""
     size = 2 * 4 * 3 * 32 * 32
     assert ImagePipeline(SPEC, budget=Budget(20 * size)).max_held_items == 10
     assert ImagePipeline(SPEC, budget=Budget(size)).max_held_items == 1
@@ -205,7 +206,7 @@ def test_a_model_holds_half_of_the_budget() -> None:
 
 
 def test_a_bug_gives_the_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is raised after the decoding."""
+    """Memory is returned whatever is raised after decoding."""
     budget = Budget(64 * 2**20)
     pipeline = ImagePipeline(SPEC, budget=budget)
 
@@ -224,7 +225,7 @@ SCORES = msgspec.structs.replace(
 
 
 def test_a_classifiers_rows_are_scores() -> None:
-    """Under the activation of the model, or as it gives them, in one batch."""
+    """Activated and raw scores share a batch."""
     pipeline = ImagePipeline(SCORES)
     tasks = [Classify(model="m", inputs=[], raw_scores=raw) for raw in (False, True)]
     for task in tasks:

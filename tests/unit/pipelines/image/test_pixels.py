@@ -1,4 +1,4 @@
-"""Bytes to upright RGB: every mode against what Pillow or arithmetic says, and whatever is broken refused."""
+"""Bytes to upright RGB: every mode compared with Pillow or arithmetic; broken files are refused."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from shoal.pipelines.image.budget import Budget
 from shoal.pipelines.image.files import Header
 from shoal.pipelines.image.pixels import decode, decode_channels
 from shoal.types import Array
-from tests.unit.pipelines.image.pictures import (
+from tests.unit.pipelines.image.image_kit import (
     animation,
     broken,
     chunk,
     deep,
     drawn,
-    pictures,
+    image_files,
     png_of,
     saved,
     turned,
@@ -34,70 +34,70 @@ from tests.unit.pipelines.image.pictures import (
 
 
 def over_white(data: bytes) -> Array:
-    """By Pillow's own means, the whole picture at once."""
-    picture = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
-    if "A" in picture.getbands() or "transparency" in picture.info:
-        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA"))
-    return np.asarray(picture.convert("RGB"))
+    """Flatten the whole image at once with Pillow."""
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    if "A" in image.getbands() or "transparency" in image.info:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    return np.asarray(image.convert("RGB"))
 
 
 @pytest.fixture(params=["one strip", "many strips"])
 def strips(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large pictures are flattened piece by piece; what comes of it must not depend on the pieces."""
+    """Large images are flattened in strips; the result must not depend on the strips."""
     if request.param == "many strips":
         monkeypatch.setattr(pixels, "_STRIP", 1000)
 
 
 @pytest.mark.usefixtures("strips")
-@pytest.mark.parametrize("name", pictures())
-def test_pixels_are_those_of_the_whole_picture(name: str) -> None:
-    """To the bit, in RGB, upright, over white."""
-    found = decode(pictures()[name])
-    assert found.dtype == np.uint8
-    np.testing.assert_array_equal(found, over_white(pictures()[name]))
+@pytest.mark.parametrize("name", image_files())
+def test_pixels_are_those_of_the_whole_image(name: str) -> None:
+    """Bit for bit, in RGB, upright, over white."""
+    decoded = decode(image_files()[name])
+    assert decoded.dtype == np.uint8
+    np.testing.assert_array_equal(decoded, over_white(image_files()[name]))
 
 
 @pytest.mark.parametrize("orientation", range(2, 9))
 @pytest.mark.parametrize("size", [(300, 200), (1, 9), (64, 64)])
-def test_large_pictures_are_turned_by_channel(
+def test_large_images_are_turned_by_channel(
     orientation: int, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same bytes as at once."""
+    """The result is equal to rotation at once."""
     data = turned(orientation, "PNG", size)
     whole = decode(data)
     monkeypatch.setattr(pixels, "_TURNED_WHOLE", 0)
     np.testing.assert_array_equal(decode(data), whole)
 
 
-def test_what_is_hidden_does_not_shine_through() -> None:
-    """A transparent pixel is white, whatever colour is written there; half of one is half white."""
-    picture = Image.new("RGBA", (3, 1))
+def test_transparent_colors_do_not_shine_through() -> None:
+    """A transparent pixel is white whatever its color; a half-transparent one is half white."""
+    image = Image.new("RGBA", (3, 1))
     for place, alpha in enumerate((0, 128, 255)):
-        picture.putpixel((place, 0), (200, 0, 0, alpha))
-    assert decode(saved(picture, "PNG")).tolist() == [[[255, 255, 255], [227, 127, 127], [200, 0, 0]]]
+        image.putpixel((place, 0), (200, 0, 0, alpha))
+    assert decode(saved(image, "PNG")).tolist() == [[[255, 255, 255], [227, 127, 127], [200, 0, 0]]]
 
 
 @pytest.mark.usefixtures("strips")
 def test_sixteen_bits_are_scaled() -> None:
-    """All 65536 levels, rounded; cutting them off at 255, as a plain conversion does, would make most of it white."""
+    """All 65536 levels are rounded; clipping at 255, as a plain conversion does, would make most of them white."""
     levels = np.arange(65536, dtype=np.uint16).reshape(256, 256)
-    found = decode(saved(Image.fromarray(levels), "PNG"))
-    np.testing.assert_array_equal(found[..., 0], np.rint(levels / 257).astype(np.uint8))
-    assert (found[..., 0] == found[..., 1]).all()
+    decoded = decode(saved(Image.fromarray(levels), "PNG"))
+    np.testing.assert_array_equal(decoded[..., 0], np.rint(levels / 257).astype(np.uint8))
+    assert (decoded[..., 0] == decoded[..., 1]).all()
     assert (np.asarray(deep().convert("RGB")) == 255).mean() > 0.9
 
 
 def test_sixteen_bits_with_a_transparent_grey() -> None:
-    """It is white too."""
+    """The transparent gray becomes white."""
     levels = np.array([[0, 300, 65535]], dtype=np.uint16)
     data = saved(Image.fromarray(levels), "PNG")
     place = data.index(b"IDAT") - 4
-    found = decode(data[:place] + chunk(b"tRNS", (300).to_bytes(2, "big")) + data[place:])
-    assert found[0, :, 0].tolist() == [0, 255, 255]
+    decoded = decode(data[:place] + chunk(b"tRNS", (300).to_bytes(2, "big")) + data[place:])
+    assert decoded[0, :, 0].tolist() == [0, 255, 255]
 
 
 def test_inks_of_adobe_are_not_taken_for_their_negative() -> None:
-    """Photoshop writes CMYK JPEGs inverted and says so in a segment, as Pillow does."""
+    """Photoshop writes inverted CMYK JPEGs and marks them in a segment, as Pillow does."""
     paper = Image.new("CMYK", (16, 16), (0, 0, 0, 0))
     red = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
     data = saved(paper, "JPEG")
@@ -110,13 +110,13 @@ def test_inks_of_adobe_are_not_taken_for_their_negative() -> None:
 def test_of_an_animation_the_first_frame_counts(kind: str) -> None:
     """Not the last."""
     first = drawn(240, 180, 0)
-    found = decode(animation(kind)).astype(int)
-    assert np.abs(found - np.asarray(first)).mean() < 20
-    assert np.abs(found - np.asarray(drawn(240, 180, 2))).mean() > 25
+    decoded = decode(animation(kind)).astype(int)
+    assert np.abs(decoded - np.asarray(first)).mean() < 20
+    assert np.abs(decoded - np.asarray(drawn(240, 180, 2))).mean() > 25
 
 
 def test_exif_behind_the_pixels_of_a_png() -> None:
-    """Where its specification allows it, too."""
+    """The PNG specification allows it there, too."""
     data = turned(6, "PNG")
     start = data.index(b"eXIf") - 4
     end = start + 12 + int.from_bytes(data[start : start + 4], "big")
@@ -127,14 +127,14 @@ def test_exif_behind_the_pixels_of_a_png() -> None:
 
 @pytest.mark.parametrize("exif", [b"", b"II*\x00", b"MM\x00*\x00\x00\x00\x08\x00\x02" + bytes(5), b"junk" * 9])
 def test_exif_that_cannot_be_read_turns_nothing(exif: bytes) -> None:
-    """It is no reason to refuse a picture that everybody else shows."""
-    picture = drawn(40, 30)
-    np.testing.assert_array_equal(decode(saved(picture, "PNG", exif=b"Exif\x00\x00" + exif)), np.asarray(picture))
+    """Other viewers show such an image, so it is not refused."""
+    image = drawn(40, 30)
+    np.testing.assert_array_equal(decode(saved(image, "PNG", exif=b"Exif\x00\x00" + exif)), np.asarray(image))
 
 
 @pytest.mark.parametrize("order", ["little", "big"])
 def test_exif_of_both_byte_orders(order: str) -> None:
-    """Intel's and Motorola's; an orientation that does not exist is none."""
+    """Intel and Motorola; an invalid orientation is ignored."""
     for value, shape in ((6, (40, 30, 3)), (9, (30, 40, 3)), (0, (30, 40, 3))):
         assert order in ("little", "big")
         numbers = [
@@ -146,8 +146,8 @@ def test_exif_of_both_byte_orders(order: str) -> None:
 
 
 @pytest.mark.parametrize("name", broken())
-def test_what_is_no_picture_is_refused(name: str) -> None:
-    """In words that say what to send; nothing is guessed from half a file."""
+def test_invalid_images_are_refused(name: str) -> None:
+    """The error states which files are accepted; truncated files are not completed."""
     with pytest.raises(InvalidValue, match=r"send|convert|save") as caught:
         decode(broken()[name])
     assert caught.value.param == "input"
@@ -155,7 +155,7 @@ def test_what_is_no_picture_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("error", [OSError, SyntaxError, MemoryError, EOFError, AssertionError, UserWarning])
 def test_whatever_a_decoder_raises_is_the_file_s_fault(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even without a word, and warnings where they are errors."""
+    """Also errors without a message, and warnings turned into errors."""
 
     def fails(file: object) -> None:
         raise error
@@ -165,8 +165,8 @@ def test_whatever_a_decoder_raises_is_the_file_s_fault(error: type[Exception], m
         decode(saved(drawn(4, 4), "PNG"))
 
 
-def test_a_refusal_holds_no_picture() -> None:
-    """Its error would keep the decoded pixels alive through its frames, outside of the budget."""
+def test_a_refusal_holds_no_image() -> None:
+    """The frames of the error would keep the decoded pixels alive outside of the budget."""
     with pytest.raises(InvalidValue) as caught:
         decode(broken()["half a PNG"])
     assert caught.value.__context__ is None
@@ -176,10 +176,10 @@ def test_a_refusal_holds_no_picture() -> None:
         trace = trace.tb_next
 
 
-@given(st.sampled_from(sorted(pictures())), st.data())
+@given(st.sampled_from(sorted(image_files())), st.data())
 def test_damaged_files_give_pixels_or_a_refusal(name: str, data: st.DataObject) -> None:
-    """Bytes changed, cut out and put in anywhere: never another error."""
-    whole = bytearray(pictures()[name][:20_000])
+    """Bytes are changed, removed and inserted anywhere; no other error is raised."""
+    whole = bytearray(image_files()[name][:20_000])
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(whole)))
         whole[place : place + data.draw(st.integers(0, 8))] = data.draw(st.binary(max_size=8))
@@ -192,28 +192,28 @@ def test_damaged_files_give_pixels_or_a_refusal(name: str, data: st.DataObject) 
     st.binary(),
 )
 def test_random_bytes_are_refused(magic: bytes, data: bytes) -> None:
-    """Behind every magic."""
+    """After every magic number."""
     with pytest.raises(ShoalError):
         decode(magic + data)
 
 
-def test_a_picture_waits_for_room() -> None:
-    """And is decoded once there is some; its own is given back."""
+def test_an_image_waits_for_room() -> None:
+    """It is decoded once memory is available and returns its own afterwards."""
     budget = Budget(40 * 30 * 8)
-    found: list[Array] = []
+    results: list[Array] = []
     data = saved(drawn(40, 30), "PNG")
-    thread = threading.Thread(target=lambda: found.append(decode_channels(data, _same, budget=budget)))
+    thread = threading.Thread(target=lambda: results.append(decode_channels(data, _same, budget=budget)))
     with budget.reserve(1):
         thread.start()
-        assert not found
+        assert not results
     thread.join(30)
-    assert len(found) == 1
+    assert len(results) == 1
     with budget.reserve(budget.total):
         pass
 
 
-def test_room_is_given_back_by_broken_pictures() -> None:
-    """However many there are."""
+def test_room_is_given_back_by_broken_images() -> None:
+    """For any number of them."""
     budget = Budget(320 * 240 * 10)
     for data in broken().values():
         with pytest.raises(ShoalError):
@@ -230,8 +230,8 @@ def test_room_is_given_back_by_broken_pictures() -> None:
         ("WEBP", {}, 16),
     ],
 )
-def test_what_decoders_hold_is_counted(kind: str, options: dict[str, object], each: int) -> None:
-    """So many bytes a pixel, and no picture that can never have them waits for them."""
+def test_decoder_memory_is_counted(kind: str, options: dict[str, object], each: int) -> None:
+    """By bytes per pixel; an image that can never fit is refused without waiting."""
     data = saved(drawn(40, 30), kind, **options)
     assert decode_channels(data, _same, budget=Budget(40 * 30 * each)).shape == (30, 40, 3)
     with pytest.raises(
@@ -241,8 +241,8 @@ def test_what_decoders_hold_is_counted(kind: str, options: dict[str, object], ea
 
 
 def test_coefficients_may_take_all_the_room_there_is() -> None:
-    """A progressive JPEG waits until nothing else is decoded where they do not fit beside its pixels; where they fit
-    they are counted, and where its pixels alone are too many it is refused as others are."""
+    """A progressive JPEG waits to be decoded alone if its coefficients do not fit beside its pixels; if they fit they
+    are counted, and if its pixels alone are too many it is refused."""
     data = saved(drawn(40, 30), "JPEG", progressive=True, subsampling=0)
     for total, taken in ((40 * 30 * 11, 40 * 30 * 10), (40 * 30 * 9, 40 * 30 * 9)):
         budget = Watched(total)
@@ -263,11 +263,11 @@ class Watched(Budget):
 
 
 def test_drafts_of_jpegs_are_not_close_enough() -> None:
-    """Why draft mode is not used: halved by the JPEG decoder, then resized to 224, single pixels are off by many
-    levels where the picture has fine detail, and by more than one on average up to three times that size."""
+    """The reason against draft mode: after halving by the JPEG decoder and a resize to 224, single pixels with fine
+    detail are off by many levels, and by more than one on average up to three times that size."""
     rng = np.random.default_rng(3)
     noise = Image.fromarray(rng.integers(0, 256, (1500, 2000, 3), dtype=np.uint8))
-    large, small = (_drafted(saved(picture, "JPEG", quality=95)) for picture in (noise, noise.crop((0, 0, 900, 672))))
+    large, small = (_drafted(saved(image, "JPEG", quality=95)) for image in (noise, noise.crop((0, 0, 900, 672))))
     assert large.max() > 1
     assert small.max() > 10
     assert small.mean() > 1
@@ -275,31 +275,31 @@ def test_drafts_of_jpegs_are_not_close_enough() -> None:
 
 def _drafted(data: bytes) -> Array:
     def resized(draft: Callable[[Image.Image], object]) -> Array:
-        picture = Image.open(io.BytesIO(data))
-        size = picture.size
-        draft(picture)
-        return np.asarray(picture.resize((size[0] * 224 // size[1], 224), Image.Resampling.BICUBIC)).astype(int)
+        image = Image.open(io.BytesIO(data))
+        size = image.size
+        draft(image)
+        return np.asarray(image.resize((size[0] * 224 // size[1], 224), Image.Resampling.BICUBIC)).astype(int)
 
-    halved = resized(lambda picture: picture.draft("RGB", (picture.width // 2, picture.height // 2)))
-    apart: Array = np.abs(halved - resized(lambda picture: None))
+    halved = resized(lambda image: image.draft("RGB", (image.width // 2, image.height // 2)))
+    apart: Array = np.abs(halved - resized(lambda image: None))
     return apart
 
 
-def _same(picture: Image.Image) -> Image.Image:
-    return picture
+def _same(image: Image.Image) -> Image.Image:
+    return image
 
 
 def test_a_header_that_lies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was checked must be what is decoded."""
+    """The checked size must be the decoded size."""
     data = png_of(4, 4)
     monkeypatch.setattr(pixels, "read_header", lambda content: Header("PNG", 5, 5, content))
     with pytest.raises(InvalidValue, match="differs from its header"):
         decode(data)
 
 
-def test_alpha_of_large_pictures_is_flattened_in_place() -> None:
-    """No second picture of four bytes a pixel."""
-    picture = with_alpha(drawn(30, 20))
-    assert pixels._flatten(picture) is picture
+def test_alpha_of_large_images_is_flattened_in_place() -> None:
+    """Without a second image of four bytes per pixel."""
+    image = with_alpha(drawn(30, 20))
+    assert pixels._flatten(image) is image
     grey = with_alpha(drawn(30, 20)).convert("LA")
     assert pixels._flatten(grey).mode == "L"

@@ -1,4 +1,4 @@
-"""What tasks ask for, worked out once for all that ask for the same."""
+"""Task options are computed once for all tasks that share them."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from shoal.types import BatchTask, Embed
 
 
 class Worker:
-    """Works out the name of a prompt, and remembers for which task it was asked."""
+    """Computes the name of a prompt and records the task that needed it."""
 
     def __init__(self) -> None:
         self.tasks: list[Embed] = []
@@ -50,7 +50,7 @@ def test_refusals_are_not_cached() -> None:
 
 
 def test_threads_that_meet_do_not_unbind_it() -> None:
-    """One may fill it up while another, which has just emptied it, is about to add what it found."""
+    """The limit holds when one thread fills the cache while another, which just cleared it, adds an entry."""
 
     class Raced(dict[BatchTask, str]):
         def clear(self) -> None:
@@ -69,8 +69,8 @@ def test_threads_that_meet_do_not_unbind_it() -> None:
     assert len(known._found) <= MAX_CACHED_OPTIONS + 1
 
 
-def test_what_users_invent_does_not_stay() -> None:
-    """Neither a long name nor any number of short ones: what is remembered is bounded."""
+def test_invented_prompt_names_are_not_kept() -> None:
+    """The cache is bounded: neither a long name nor any number of short ones stays."""
     known: OptionsCache[str] = OptionsCache()
     worker = Worker()
     long = "x" * (KNOWN_NAME + 1)

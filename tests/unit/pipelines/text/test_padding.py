@@ -21,9 +21,9 @@ def item(*ids: int) -> Prepared:
 @pytest.mark.parametrize("buckets", [(), (4, 32)])
 def test_every_row_is_filled_to_the_stated_length(buckets: tuple[int, ...]) -> None:
     facts = EngineFacts(name="test", inputs=(IDS,), outputs=(), length_buckets=buckets)
-    made = pad_batch([item(1, 2), item(3)], facts, spec(pad_to=16))
-    assert [*made] == [IDS]
-    assert made[IDS].tolist() == [[1, 2, *[9] * 14], [3, *[9] * 15]]
+    tensors = pad_batch([item(1, 2), item(3)], facts, spec(pad_to=16))
+    assert [*tensors] == [IDS]
+    assert tensors[IDS].tolist() == [[1, 2, *[9] * 14], [3, *[9] * 15]]
     whole = item(*range(1, 17))
     assert pad_batch([whole], facts, spec(pad_to=16))[IDS].tolist() == [[*range(1, 17)]]
 

@@ -1,4 +1,4 @@
-"""Pairs of texts as tokens, against the tokenizers library."""
+"""Tokenized pairs of texts, compared with the tokenizers library."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bert() -> Tokenizer:
 
 
 def bert_of_old() -> Tokenizer:
-    """The library's own processor of the name, which no template is behind."""
+    """The library's own BERT processor, which has no template."""
     raw = tiny_tokenizers.wordpiece()
     raw.post_processor = processors.BertProcessing(
         ("[SEP]", raw.get_vocab()["[SEP]"]), ("[CLS]", raw.get_vocab()["[CLS]"])
@@ -54,7 +54,7 @@ def roberta() -> Tokenizer:
 
 
 def xlnet() -> Tokenizer:
-    """Specials at the end alone, in a segment of their own."""
+    """Special tokens at the end only, in a segment of their own."""
     raw = tiny_tokenizers.unigram()
     raw.post_processor = processors.TemplateProcessing(
         single="$A </s> <s>",
@@ -65,7 +65,7 @@ def xlnet() -> Tokenizer:
 
 
 def bare() -> Tokenizer:
-    """No special tokens, and words that are not on their own."""
+    """No special tokens, and words that are not tokenized separately."""
     raw = tiny_tokenizers.unsplit()
     raw.post_processor = None
     return raw
@@ -81,8 +81,8 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Both]:
-    """Each kind as Shoal reads it, and as the library has it."""
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Both]:
+    """Each kind as read by Shoal and by the library."""
     both = {}
     for kind, build in KINDS.items():
         raw = build()
@@ -92,15 +92,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Both]:
 
 
 def read(ours: TextTokenizer, max_tokens: int, *readings: PairInput) -> list[FramedText]:
-    found = PairTokenizer(ours, "tokenizer.json", max_tokens).read(readings)
-    assert all(isinstance(one, FramedText) for one in found)
-    return [one for one in found if isinstance(one, FramedText)]
+    pairs = PairTokenizer(ours, "tokenizer.json", max_tokens).read(readings)
+    assert all(isinstance(one, FramedText) for one in pairs)
+    return [one for one in pairs if isinstance(one, FramedText)]
 
 
 @given(first=st.integers(0, 40), second=st.integers(0, 40), limit=st.integers(0, 60))
 def test_the_longer_text_is_cut_first(first: int, second: int, limit: int) -> None:
-    """Token by token from the longer one, until both fit; of an odd room the longer one has the one that is left over,
-    or the second."""
+    """Tokens are removed from the longer text until both fit; an odd token goes to the longer text, else to the
+    second."""
     lengths = longest_first(first, second, limit)
     left = [first, second]
     while sum(left) > limit:
@@ -114,10 +114,10 @@ def test_the_longer_text_is_cut_first(first: int, second: int, limit: int) -> No
 @settings(max_examples=60)
 @given(first=SHORT, second=SHORT, max_tokens=st.integers(6, 24), direction=st.sampled_from(DIRECTIONS))
 def test_pairs_are_those_of_the_library(
-    made: dict[str, Both], kind: str, first: str, second: str, max_tokens: int, direction: Direction
+    tokenizers: dict[str, Both], kind: str, first: str, second: str, max_tokens: int, direction: Direction
 ) -> None:
-    """Ids, segments and counts, of any two texts, whichever is the longer one, cut at either end."""
-    ours, raw = made[kind]
+    """Ids, segments and counts match for any two texts, whichever is longer and whichever end is cut."""
+    ours, raw = tokenizers[kind]
     whole = len(raw.encode(first, second).ids)
     raw.enable_truncation(max_tokens, direction=direction, strategy="longest_first")
     expected = raw.encode(first, second)
@@ -135,10 +135,10 @@ def test_pairs_are_those_of_the_library(
 @settings(max_examples=40)
 @given(first=TEXTS, second=TEXTS, max_tokens=st.integers(6, 24), direction=st.sampled_from(DIRECTIONS))
 def test_long_texts_are_cut_as_if_they_had_been_read_whole(
-    made: dict[str, Both], kind: str, first: str, second: str, max_tokens: int, direction: Direction
+    tokenizers: dict[str, Both], kind: str, first: str, second: str, max_tokens: int, direction: Direction
 ) -> None:
-    """The library's own cutting takes minutes for such pairs, so its tokens are cut here."""
-    ours, raw = made[kind]
+    """The library takes minutes to truncate such pairs, so the test truncates its tokens."""
+    ours, raw = tokenizers[kind]
     left, right = (raw.encode(text, add_special_tokens=False).ids for text in (first, second))
     pairs = PairTokenizer(ours, "tokenizer.json", max_tokens)
     lengths = longest_first(len(left), len(right), max_tokens - pairs.frame.size)
@@ -155,10 +155,10 @@ def test_long_texts_are_cut_as_if_they_had_been_read_whole(
 @settings(max_examples=40)
 @given(text=SHORT, max_tokens=st.integers(4, 24), direction=st.sampled_from(DIRECTIONS))
 def test_single_texts_are_those_of_the_library(
-    made: dict[str, Both], kind: str, text: str, max_tokens: int, direction: Direction
+    tokenizers: dict[str, Both], kind: str, text: str, max_tokens: int, direction: Direction
 ) -> None:
-    """Framed as a text and not as half of a pair."""
-    ours, raw = made[kind]
+    """A single text is framed as a text, not as half of a pair."""
+    ours, raw = tokenizers[kind]
     raw.enable_truncation(max_tokens, direction=direction)
     expected = raw.encode(text)
     raw.no_truncation()
@@ -172,21 +172,21 @@ def test_single_texts_are_those_of_the_library(
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("lengths", [(900, 901), (901, 900), (900, 900), (60, 5_000), (5_000, 60)])
 def test_which_of_two_far_too_long_texts_is_longer_is_found_out(
-    made: dict[str, Both], lengths: tuple[int, int], direction: Direction
+    tokenizers: dict[str, Both], lengths: tuple[int, int], direction: Direction
 ) -> None:
-    """An odd room gives the longer text a token more, though neither is read to its end for its own sake."""
-    ours, _ = made["bert"]
+    """The longer text gets the odd token although neither is read to its end."""
+    ours, _ = tokenizers["bert"]
     first, second = ("the fox " * length for length in lengths)
     (framed,) = read(ours, 14, PairInput(first, second, direction))
     assert (framed.first, framed.second) == ((6, 5) if lengths[0] > lengths[1] else (5, 6))
     assert not framed.exact
 
 
-def test_texts_that_nobody_reads_whole_are_compared_by_their_characters(
-    made: dict[str, Both],
+def test_partly_read_texts_are_compared_by_characters(
+    tokenizers: dict[str, Both],
 ) -> None:
-    """Past the most that is read of a text, characters stand for tokens."""
-    ours, _ = made["bert"]
+    """Beyond the part of a text that is read, characters are compared instead of tokens."""
+    ours, _ = tokenizers["bert"]
     long, longer = "fox " * 20_000, "fox " * 20_001
     for first, second, lengths in ((long, longer, (5, 6)), (longer, long, (6, 5)), (long, long, (5, 6))):
         (framed,) = read(ours, 14, PairInput(first, second, "right"))
@@ -196,10 +196,10 @@ def test_texts_that_nobody_reads_whole_are_compared_by_their_characters(
 @settings(max_examples=60)
 @given(document=TEXTS, max_tokens=st.integers(1, 30), direction=st.sampled_from(DIRECTIONS))
 def test_a_document_may_be_cut_by_itself_first(
-    made: dict[str, Both], document: str, max_tokens: int, direction: Direction
+    tokenizers: dict[str, Both], document: str, max_tokens: int, direction: Direction
 ) -> None:
-    """Its own tokens are counted, and what is left of it is all that the pair knows of it."""
-    ours, raw = made["bert"]
+    """The document's own tokens are counted, and the pair only sees the truncated document."""
+    ours, raw = tokenizers["bert"]
     own = raw.encode(document, add_special_tokens=False).ids
     document_ids = own[:max_tokens] if direction == "right" else own[-max_tokens:]
     (framed,) = read(ours, 21, PairInput("the quick fox", document, direction, max_tokens))
@@ -213,26 +213,26 @@ def test_a_document_may_be_cut_by_itself_first(
     assert framed.total == 3 + 3 + len(document_ids) if framed.exact else framed.total > 21
 
 
-def test_each_text_of_a_job_is_tokenised_once(made: dict[str, Both], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query comes with each document; documents may be equal too."""
-    ours, _ = made["bert"]
-    seen: list[str] = []
+def test_each_text_of_a_job_is_tokenised_once(tokenizers: dict[str, Both], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query repeats for each document; documents may be equal too."""
+    ours, _ = tokenizers["bert"]
+    tokenized_texts: list[str] = []
     fit_each = ours.fit_each
 
     def spy(texts: list[str], *args: object, **fields: object) -> object:
-        seen.extend(texts)
+        tokenized_texts.extend(texts)
         return fit_each(texts, *args, **fields)  # type: ignore[arg-type]
 
     pairs = PairTokenizer(ours, "tokenizer.json", 16)
     monkeypatch.setattr(ours, "fit_each", spy)
     readings = [PairInput("the fox", each, "right") for each in ("a dog", "a cat", "a dog", "the fox")]
     assert len(pairs.read([*readings, PairInput("a cat", None, "right")])) == 5
-    assert sorted(seen) == ["a cat", "a dog", "the fox"]
+    assert sorted(tokenized_texts) == ["a cat", "a dog", "the fox"]
 
 
-def test_far_too_long_queries_are_counted_once(made: dict[str, Both], monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many far too long documents come with one."""
-    ours, _ = made["bert"]
+def test_far_too_long_queries_are_counted_once(tokenizers: dict[str, Both], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count is shared by any number of far too long documents."""
+    ours, _ = tokenizers["bert"]
     counted: list[int] = []
     count = ours.count
 
@@ -246,24 +246,24 @@ def test_far_too_long_queries_are_counted_once(made: dict[str, Both], monkeypatc
     assert sorted(counted) == [800, 800, 804, 808, 812]
 
 
-def test_no_room_beside_special_tokens_keeps_just_those(made: dict[str, Both]) -> None:
-    """A limit below the frame of a pair is that frame."""
-    ours, raw = made["bert"]
+def test_no_room_beside_special_tokens_keeps_just_those(tokenizers: dict[str, Both]) -> None:
+    """A limit below the special tokens of a pair keeps just those."""
+    ours, raw = tokenizers["bert"]
     (framed,) = read(ours, 2, PairInput("the fox", "a dog", "left"))
     assert framed.ids == raw.encode("", "").ids
     assert not framed.fits
 
 
 def test_a_text_that_cannot_be_read_fails_its_pairs_alone(tmp_path: Path) -> None:
-    """On whichever side it stands."""
+    """Only pairs with this text fail, whichever side it is on."""
     raw = Tokenizer(models.WordLevel({"a": 0, "b": 1, "the": 2, "fox": 3}, unk_token="[UNK]"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tiny_tokenizers.save(raw, tmp_path)
     pairs = PairTokenizer(TextTokenizer(tmp_path, "tokenizer.json"), "tokenizer.json", 16)
     texts: list[tuple[str, str | None]] = [("a", "b"), ("c", "a"), ("a", "c"), ("c", None), ("b", None)]
     readings = [PairInput(first, second, "right") for first, second in texts]
-    found = pairs.read(readings)
-    assert [isinstance(one, InvalidValue) for one in found] == [False, True, True, True, False]
+    results = pairs.read(readings)
+    assert [isinstance(one, InvalidValue) for one in results] == [False, True, True, True, False]
 
 
 @pytest.mark.parametrize("pair", ["$B $A", "[CLS] $B [SEP] $A [SEP]"])
@@ -285,7 +285,7 @@ def template(single: str, pair: str) -> Tokenizer:
 
 
 def knows_nothing(raw: Tokenizer) -> Tokenizer:
-    """Every word is the unknown token."""
+    """A tokenizer that maps every word to the unknown token."""
     known = Tokenizer(models.WordLevel({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2}, unk_token="[UNK]"))
     known.pre_tokenizer = pre_tokenizers.Whitespace()
     known.post_processor = raw.post_processor
@@ -303,7 +303,7 @@ def knows_nothing(raw: Tokenizer) -> Tokenizer:
     ],
 )
 def test_a_processor_that_repeats_a_text_is_refused(pair: str, blind: bool) -> None:
-    """What one probe leaves over would stand in every pair, also where all that a probe has is unknown."""
+    """The rest of a probe would be in every pair, even if the probe has unknown tokens only."""
     raw = template("[CLS] $A [SEP]", pair)
     with pytest.raises(ModelFileError, match="the second of two texts to the first"):
         find_pair_frame(knows_nothing(raw) if blind else raw, "t.json")
@@ -312,7 +312,7 @@ def test_a_processor_that_repeats_a_text_is_refused(pair: str, blind: bool) -> N
 @pytest.mark.parametrize("blind", [False, True])
 @pytest.mark.parametrize("single", ["[CLS] $A $A [SEP]", "$A [SEP] $A", "$A $A"])
 def test_a_processor_that_repeats_a_single_text_is_refused(single: str, blind: bool) -> None:
-    """The same of texts alone."""
+    """The same rule applies to single texts."""
     raw = template(single, "[CLS] $A [SEP] $B:1 [SEP]:1")
     with pytest.raises(ModelFileError) as caught:
         find_frame(knows_nothing(raw) if blind else raw, "t.json")
@@ -320,6 +320,6 @@ def test_a_processor_that_repeats_a_single_text_is_refused(single: str, blind: b
 
 
 def test_a_tokenizer_that_knows_no_probe_is_framed_all_the_same() -> None:
-    """Texts of unlike length tell where they stand."""
+    """Texts of different lengths show their positions."""
     raw = knows_nothing(template("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"))
     assert find_frame(raw, "t.json")[0] and find_pair_frame(raw, "t.json").size == 3

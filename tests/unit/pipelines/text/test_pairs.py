@@ -67,7 +67,7 @@ def ids(prepared: Prepared) -> list[int]:
 
 
 def test_pairs_and_texts_share_a_call(pipeline: PairPipeline) -> None:
-    """A batch has each item's own segments, zeros beside them, and no matter of rank or class parts it."""
+    """Each item keeps its own segments, padded with zeros; reranking and classification share a batch."""
     raw = bert()
     batch = [
         one(pipeline, ("the fox", "a dog")),
@@ -88,7 +88,7 @@ def test_pairs_and_texts_share_a_call(pipeline: PairPipeline) -> None:
 
 
 def test_segments_past_the_second(tmp_path: Path) -> None:
-    """As many as the post-processor names."""
+    """The post-processor determines the number of segments."""
     pipeline = PairPipeline(tiny_tokenizers.save(xlnet(), tmp_path), scoring(), truncate=True)
     expected = xlnet().encode("the fox", "in").type_ids
     assert pipeline.collate([one(pipeline, ("the fox", "in"))], FACTS)["token_type_ids"][
@@ -97,7 +97,7 @@ def test_segments_past_the_second(tmp_path: Path) -> None:
 
 
 def test_a_graph_without_segments_is_given_none(folder: Path) -> None:
-    """RoBERTa's, for one."""
+    """For example RoBERTa."""
     pipeline = PairPipeline(folder, scoring(inputs=("input_ids", "attention_mask")), truncate=True)
     prepared = one(pipeline, ("the fox", "a dog"))
     assert set(prepared.tensors) == {"input_ids"}
@@ -108,7 +108,7 @@ class TestTruncation:
     PAIR = ("the fox " * 5, "a dog " * 8)
 
     def test_the_setting_applies_unless_the_task_overrides_it(self, folder: Path, pipeline: PairPipeline) -> None:
-        """None follows it; the error has the exact count of both texts with their special tokens."""
+        """None follows the setting; the error counts both texts with their special tokens."""
         prepared = one(pipeline, self.PAIR)
         assert (prepared.cost, prepared.tokens, prepared.truncated) == (16, 16, True)
         strict = PairPipeline(folder, scoring(), truncate=False)
@@ -120,7 +120,7 @@ class TestTruncation:
         assert not one(strict, ("the", "fox")).truncated
 
     def test_either_end(self, pipeline: PairPipeline) -> None:
-        """The task names it, of single texts as of pairs."""
+        """The task chooses the end for single texts and pairs."""
         raw = bert()
         for item in (self.PAIR, self.PAIR[0]):
             raw.enable_truncation(16, direction="left")
@@ -129,7 +129,7 @@ class TestTruncation:
             assert ids(one(pipeline, item, task)) == expected
 
     def test_a_document_is_cut_by_itself_first(self, folder: Path, pipeline: PairPipeline) -> None:
-        """The client asked for it, so it is no reason to refuse; what is still too long is."""
+        """A requested document limit never refuses; a pair that is still too long is refused."""
         strict = PairPipeline(folder, scoring(), truncate=False)
         prepared = one(strict, ("the fox", "a dog " * 20), rerank(max_document_tokens=3))
         assert ids(prepared) == bert().encode("the fox", "a dog a").ids
@@ -139,7 +139,7 @@ class TestTruncation:
 
     @pytest.mark.parametrize("limit", [0, -1])
     def test_a_document_of_nothing_is_refused(self, pipeline: PairPipeline, limit: int) -> None:
-        """At once, and in its items' places."""
+        """check raises the error, and prepare returns it for the items."""
         task = rerank(max_document_tokens=limit)
         with pytest.raises(InvalidValue, match="must be at least 1 token") as caught:
             pipeline.check(task)
@@ -147,14 +147,14 @@ class TestTruncation:
         assert isinstance(fault(pipeline, ("a", "b"), task), InvalidValue)
 
     def test_far_too_long_texts_are_reported(self, pipeline: PairPipeline) -> None:
-        """Without reading them to their end."""
+        """The texts are not read to their end."""
         error = fault(pipeline, ("fox " * 10_000, "dog"), rerank(truncate=False))
         assert "at least" in error.message
 
 
 class TestPrompts:
     def test_the_default_prompt_stands_before_the_first_text(self, folder: Path) -> None:
-        """As sentence-transformers has it for cross-encoders; others cannot be asked for."""
+        """As in sentence-transformers' cross-encoders; other prompts cannot be requested."""
         prompts = {"query": "query: ", "other": "x"}
         pipeline = PairPipeline(folder, scoring(prompts=prompts, default_prompt_name="query"), truncate=True)
         assert ids(one(pipeline, ("a", "b"))) == bert().encode("query: a", "b").ids
@@ -169,24 +169,24 @@ class TestEstimate:
         [("", 3), (("", ""), 3), (("abc" * 2, "東" * 2), 7), (("abc" * 20, "x"), 16), (("x" * 100, "y" * 200), 103)],
     )
     def test_both_texts_count(self, pipeline: PairPipeline, item: Item, tokens: int) -> None:
-        """Bytes / 3 and the frame, at most what the model takes; in full where the texts are read in pieces."""
+        """The count is bytes / 3 plus special tokens, at most max_tokens; texts read in pieces count in full."""
         assert pipeline.estimate(item) == tokens
 
 
 class TestKeys:
     def test_equal_work_has_equal_keys(self, pipeline: PairPipeline) -> None:
-        """Whichever task asks for it."""
+        """The kind of task does not matter."""
         assert one(pipeline, ("The fox", "a")).key == one(pipeline, ("the  fox", "a"), classify()).key
 
-    def test_what_changes_the_row_changes_the_key(self, pipeline: PairPipeline) -> None:
-        """Other texts, raw scores, and where one text ends and the other begins."""
+    def test_options_that_change_the_row_change_the_key(self, pipeline: PairPipeline) -> None:
+        """Other texts, raw scores, and another boundary between the two texts."""
         pairs = [("fox", "dog"), ("dog", "fox"), ("fox dog", "")]
         keys = {one(pipeline, pair).key for pair in pairs}
         keys |= {one(pipeline, "fox").key, one(pipeline, pairs[0], rerank(raw_scores=True)).key}
         assert len(keys) == 5
 
     def test_texts_without_anything_between_them(self, tmp_path: Path) -> None:
-        """The same ids in other segments are other work."""
+        """Equal ids in other segments have another key."""
         pipeline = PairPipeline(tiny_tokenizers.save(bare(), tmp_path), scoring(), truncate=True)
         first, second = one(pipeline, ("the fox", "in")), one(pipeline, ("the", "fox in"))
         assert first.key != second.key
@@ -196,7 +196,7 @@ class TestScores:
     LOGITS: Array = np.array([[0.5], [-3.0], [np.nan], [7.0]], dtype=np.float32)
 
     def test_each_item_has_its_own_options(self, pipeline: PairPipeline) -> None:
-        """The activation or not, NotFinite for the row that is no number; padding rows are nobody's."""
+        """Activation is per item, a row with NaN is NotFinite, and padding rows are ignored."""
         tasks = [rerank(), rerank(raw_scores=True), rerank()]
         batch = [one(pipeline, ("a", "b"), task) for task in tasks]
         first, second, third = pipeline.finish({"logits": self.LOGITS}, batch)
@@ -222,7 +222,7 @@ class TestScores:
 
 class TestRefusals:
     def test_items_that_are_no_texts(self, pipeline: PairPipeline, tmp_path: Path) -> None:
-        """Token ids, half a surrogate pair, and texts without a token fail alone."""
+        """Token ids, lone surrogates and texts without a token fail alone."""
         assert isinstance(fault(pipeline, [5, 6], classify()), InvalidValue)
         answers = pipeline.prepare([(rerank(), pair) for pair in (("a", "b"), ("a", "\ud800"), ("a", "c"))])
         assert [isinstance(answer, InvalidValue) for answer in answers] == [False, True, False]
@@ -234,6 +234,6 @@ class TestRefusals:
         [({"inputs": ("input_ids", "pooling_mask")}, "pooling_mask"), ({"score": None, "dimension": 8}, "no scores")],
     )
     def test_models_that_it_is_not_for(self, folder: Path, changes: dict[str, Any], message: str) -> None:
-        """Named when they are loaded."""
+        """They are refused when they are loaded."""
         with pytest.raises(ModelFileError, match=message):
             PairPipeline(folder, scoring(**changes), truncate=True)

@@ -37,20 +37,20 @@ def test_the_prompt_of_a_task(
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    """The error says what the model has, and that prompt_name is at fault."""
+    """The error lists the model's prompts and names prompt_name."""
     with pytest.raises(InvalidValue, match="'nope'; it has: passage, query") as caught:
         get_prompt(spec(prompts=E5), "nope")
     assert caught.value.param == "prompt_name"
 
 
 def test_a_model_without_prompts() -> None:
-    """With no prompts to list, the error says what to do instead."""
+    """The error states the next step, since there are no prompts to list."""
     with pytest.raises(InvalidValue, match="has no prompts, so there is no prompt named 'query': omit it"):
         resolve_prompt(spec(), "query", None)
 
 
 def test_an_unknown_role_is_refused_even_beside_a_name() -> None:
-    """input_type has two values; any other is a mistake that must not pass silently."""
+    """input_type has two values; any other value is refused."""
     for name in (None, "query"):
         with pytest.raises(InvalidValue, match="query, document") as caught:
             resolve_prompt(spec(prompts=E5), name, "clustering")

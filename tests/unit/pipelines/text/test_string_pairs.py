@@ -50,7 +50,7 @@ def one(pipeline: StringPairPipeline, item: Item, task: Rerank | Classify | None
 
 
 def test_pairs_and_texts_share_a_call() -> None:
-    """As they are, never padded; None beside a single text."""
+    """Texts are sent unpadded; a single text has None as its second part."""
     pipeline = made()
     batch = [one(pipeline, ("q", "d")), one(pipeline, "東京", classify()), one(pipeline, ("", ""), classify())]
     assert {item.group for item in batch} == {()}
@@ -63,7 +63,7 @@ def test_pairs_and_texts_share_a_call() -> None:
 
 
 def test_a_server_that_takes_one_query() -> None:
-    """Pairs of one first text share a call; answers are the same however they were joined."""
+    """Pairs with the same first text share a call; grouping does not change the answers."""
     pipeline = made(one_query=True, raw=False, passes=TEI)
     same, too, other = (one(pipeline, pair) for pair in (("q", "a"), ("q", "b"), ("r", "a")))
     assert same.group == too.group != other.group
@@ -73,7 +73,7 @@ def test_a_server_that_takes_one_query() -> None:
 
 
 def test_tokens_that_the_server_counts(tokenizer: TextTokenizer) -> None:
-    """They replace the estimate; a row that failed has none, and a tokenizer here needs no help."""
+    """Server counts replace the estimate; a failed row has no count, and a local tokenizer needs none."""
     pipeline = made(raw=False, token_count="token_count")
     batch = [one(pipeline, ("q", "d")), one(pipeline, ("q", "e"))]
     assert batch[0].outputs == ("scores", "token_count")
@@ -93,14 +93,14 @@ class TestScores:
         return [row for row in rows if not isinstance(row, CountedRow)]
 
     def test_logits_are_activated_here(self) -> None:
-        """For who asked for no raw ones; both share a call."""
+        """Raw and activated scores share a call."""
         scored, raw, bad = self.finished(made(), rerank(), rerank(raw_scores=True), rerank())
         np.testing.assert_allclose(scored if isinstance(scored, np.ndarray) else [], [1 / (1 + np.exp(-0.5))], 1e-6)
         np.testing.assert_array_equal(raw if isinstance(raw, np.ndarray) else [], [-2.0])
         assert isinstance(bad, NotFinite)
 
     def test_final_scores_stay(self) -> None:
-        """And there are no raw ones behind them."""
+        """No raw scores exist for them."""
         pipeline = made(raw=False)
         np.testing.assert_array_equal(self.finished(pipeline, rerank())[0], self.ROWS[0])
         with pytest.raises(Unsupported) as caught:
@@ -109,7 +109,7 @@ class TestScores:
         assert isinstance(entry(pipeline, ("a", "b"), rerank(raw_scores=True)), Unsupported)
 
     def test_a_server_may_get_raw_scores(self) -> None:
-        """Then its rows are what was asked for, and raw ones are other calls."""
+        """The server returns the requested scores; raw scores take separate calls."""
         for behind in (True, False):
             pipeline = made(raw=behind, passes=frozenset({"raw_scores"}))
             for raw in (True, False):
@@ -121,7 +121,7 @@ class TestScores:
 
 class TestOptions:
     def test_truncation_travels(self) -> None:
-        """Where the server takes it, by request or by setting."""
+        """Truncation is sent if the server supports it, by request or by setting."""
         assert one(made(passes=TEI), "a").params == {"truncate": True}
         assert one(made(passes=TEI, truncate=False), "a").params == {"truncate": False}
         left = one(made(passes=TEI), "a", classify(truncation_direction="left"))
@@ -129,7 +129,7 @@ class TestOptions:
         assert left.group != one(made(passes=TEI), "a").group
 
     def test_options_of_the_tokenizer_are_unsupported(self, tokenizer: TextTokenizer) -> None:
-        """As for embeddings."""
+        """The same rule applies to embeddings."""
         for fields in ({"truncate": False}, {"truncation_direction": "left"}):
             with pytest.raises(Unsupported) as caught:
                 made().check(classify(**fields))
@@ -138,7 +138,7 @@ class TestOptions:
             made(passes=TEI).check(classify(**fields))
 
     def test_a_limit_of_documents(self) -> None:
-        """Only a server can cut a text that is sent whole."""
+        """Only the server can truncate a text that is sent whole."""
         with pytest.raises(Unsupported) as caught:
             made().check(rerank(max_document_tokens=5))
         assert caught.value.param == "max_tokens_per_doc"
@@ -148,7 +148,7 @@ class TestOptions:
             passing.check(rerank(max_document_tokens=0))
 
     def test_keys_tell_texts_and_options_apart(self) -> None:
-        """Halves of a pair are not one text."""
+        """Two halves of a pair have another key than one joined text."""
         pipeline = made()
         keys = {one(pipeline, item).key for item in ("ab", ("a", "b"), ("b", "a"), ("ab", ""))}
         assert len(keys | {one(pipeline, "ab", classify(raw_scores=True)).key}) == 5
@@ -156,23 +156,23 @@ class TestOptions:
 
 
 class TestUsage:
-    def test_estimated_where_nobody_counts(self) -> None:
-        """A token for 4 bytes of both texts; admission takes 3."""
+    def test_tokens_are_estimated_without_a_count(self) -> None:
+        """The estimate is one token for 4 bytes of both texts; admission assumes 3 bytes."""
         assert one(made(), ("a" * 20, "東" * 20)).tokens == 20
         assert made().estimate(("a" * 30, "東" * 10)) == 20
         assert made().estimate("") == one(made(), "").tokens == 1
 
     @pytest.mark.parametrize("max_tokens", [0, 64])
     def test_counted_with_a_tokenizer(self, tokenizer: TextTokenizer, max_tokens: int) -> None:
-        """Framed as the model frames them; all of them where its limit is not known."""
+        """The count includes special tokens, and all tokens if the model's limit is unknown."""
         pipeline = made(tokenizer=tokenizer, max_tokens=max_tokens)
         prepared = one(pipeline, ("the fox", "a dog " * 20))
         assert prepared.tokens == prepared.cost == 45
         assert not prepared.truncated
         assert one(pipeline, "the fox", classify()).tokens == 4
 
-    def test_what_is_too_long(self, tokenizer: TextTokenizer) -> None:
-        """Is cut by the server, or refused here with the count."""
+    def test_too_long_inputs(self, tokenizer: TextTokenizer) -> None:
+        """The server truncates it, or Shoal refuses it with the count."""
         pipeline = made(tokenizer=tokenizer, max_tokens=16)
         pair = ("the fox", "a dog " * 8)
         prepared = one(pipeline, pair)
@@ -185,7 +185,7 @@ class TestUsage:
         assert pipeline.estimate(pair) == 16
 
     def test_a_text_that_the_tokenizer_cannot_read_is_estimated(self, tmp_path: Path) -> None:
-        """Counting is no reason to refuse it."""
+        """A failed count does not refuse the text."""
         raw = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="[UNK]"))
         raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         pipeline = made(tokenizer=TextTokenizer(tiny_tokenizers.save(raw, tmp_path), "tokenizer.json"))
@@ -193,7 +193,7 @@ class TestUsage:
 
 
 def test_items_that_cannot_travel_fail_alone() -> None:
-    """Half a surrogate pair on either side, and token ids."""
+    """A lone surrogate on either side, and token ids."""
     items: list[Item] = [("a", "b"), ("\ud800", "b"), ("a", "\ud800"), [5, 6], "c"]
     answers = made().prepare([(classify(), item) for item in items])
     assert [isinstance(answer, InvalidValue) for answer in answers] == [False, True, True, True, False]

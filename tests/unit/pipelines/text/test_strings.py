@@ -67,15 +67,15 @@ class TestTexts:
         ],
     )
     def test_prompts_stand_before_a_text(self, fields: dict[str, Any], expected: str) -> None:
-        """By the rules of every other model."""
+        """The rules are those of every other model."""
         assert text(one(made(), "a fox", **fields)) == expected
 
     def test_the_default_prompt(self) -> None:
-        """Taken when none is named."""
+        """It applies if no prompt is named."""
         assert text(one(made(default_prompt_name="query"), "x")) == "query: x"
 
     def test_batches_are_not_padded(self) -> None:
-        """Neither to buckets nor to each other; texts stay as they are, to the character."""
+        """Texts are sent unchanged, without padding to buckets or to each other."""
         pipeline = made()
         texts = ["", "a\x00b", "東京 🐟", " x " * 50]
         batch = [one(pipeline, each) for each in texts]
@@ -85,7 +85,7 @@ class TestTexts:
 
     @pytest.mark.parametrize("ids", [[5, 6], []])
     def test_token_ids_are_refused_with_the_next_step(self, ids: list[int]) -> None:
-        """Such a model has no use for them."""
+        """The model has its own tokenizer and cannot read ids."""
         error = fault(made(), ids)
         assert isinstance(error, InvalidValue)
         assert error.param == "input"
@@ -93,13 +93,13 @@ class TestTexts:
         assert "`tokenizer`" in error.message
 
     def test_half_a_surrogate_pair_fails_alone(self) -> None:
-        """UTF-8 has no bytes for it."""
+        """UTF-8 cannot encode it."""
         answers = made().prepare([(embed(), "a"), (embed(), "b\ud800"), (embed(), "c")])
         assert [isinstance(answer, InvalidValue) for answer in answers] == [False, True, False]
         assert made().estimate("b\ud800") == 1
 
     def test_estimates_count_bytes(self) -> None:
-        """A token for 3 bytes, at least one."""
+        """One token for 3 bytes, at least one."""
         pipeline = made()
         estimates = [pipeline.estimate(each) for each in ("", "abc" * 5, "東" * 5, [1, 2, 3], [])]
         assert estimates == [1, 5, 5, 3, 1]
@@ -107,25 +107,25 @@ class TestTexts:
 
 class TestCheck:
     def test_fields_at_fault_are_named(self) -> None:
-        """Prompts, roles and dimensions as for every other model."""
+        """Prompts, roles and dimensions, as for every other model."""
         for field, value in (("prompt_name", "nope"), ("input_type", "nope"), ("dimensions", 9), ("dimensions", 0)):
             with pytest.raises(InvalidValue) as caught:
                 made().check(embed(**{field: value}))
             assert caught.value.param == field
 
     def test_a_bad_prompt_fails_its_items_too(self) -> None:
-        """Whoever does not check first gets the same error."""
+        """prepare gives the same error without a previous check."""
         assert isinstance(fault(made(), "x", prompt_name="nope"), InvalidValue)
 
     def test_raw_vectors_of_a_model_that_normalises(self) -> None:
-        """There are none, whatever the operator set."""
+        """The model has none, whatever the operator's setting."""
         made().check(embed(normalize=False))
         for setting in (None, False):
             with pytest.raises(Unsupported, match="omit normalize"):
                 made(normalized=True, normalize=setting).check(embed(normalize=False))
 
     def test_truncation_options_require_a_tokenizer_with_a_limit(self, tokenizer: TextTokenizer) -> None:
-        """Whether and where it cuts: told by a tokenizer with a limit, or done by NIM."""
+        """Truncation is known from a tokenizer with a limit, or done by NIM."""
         for fields in ({"truncate": False}, {"truncation_direction": "left"}):
             for pipeline in (made(), made(max_tokens=16), made(tokenizer=tokenizer)):
                 with pytest.raises(Unsupported) as caught:
@@ -147,19 +147,19 @@ class TestVectors:
 
     @pytest.mark.parametrize("setting", [None, True])
     def test_unit_vectors_by_default(self, setting: bool | None) -> None:
-        """Cut before they are normalised."""
+        """Vectors are cut before they are normalized."""
         for dimensions in (None, 3):
             for row in self.finished(made(normalize=setting), dimensions=dimensions):
                 assert np.linalg.norm(row) == pytest.approx(1.0)
         np.testing.assert_array_equal(self.finished(made(normalize=setting), normalize=False), self.ROWS)
 
     def test_a_model_whose_rows_stay_as_they_are(self) -> None:
-        """The operator's word is stronger than a request's default; cutting is still cutting."""
+        """The operator's setting overrides a request's default; rows are still cut."""
         np.testing.assert_array_equal(self.finished(made(normalize=False)), self.ROWS)
         np.testing.assert_array_equal(self.finished(made(normalize=False), dimensions=3), self.ROWS[:, :3])
 
     def test_an_axis_in_between_is_no_matter(self) -> None:
-        """[n, 1, d] and half precision are [n, d] in float32."""
+        """[n, 1, d] and half precision become [n, d] in float32."""
         rows = self.finished(made(), self.ROWS[:, None, :].astype(np.float16), normalize=False)
         np.testing.assert_array_equal(rows, self.ROWS.astype(np.float16).astype(np.float32))
         assert rows[0].dtype == np.float32
@@ -177,12 +177,12 @@ class TestVectors:
 
 
 class TestUsage:
-    def test_estimated_where_nobody_counts(self) -> None:
-        """A token for 4 bytes, at least one."""
+    def test_tokens_are_estimated_without_a_count(self) -> None:
+        """One token for 4 bytes, at least one."""
         assert [one(made(), each).tokens for each in ("", "a" * 40, "東" * 40)] == [1, 10, 30]
 
     def test_counted_with_a_tokenizer(self, tokenizer: TextTokenizer) -> None:
-        """Prompt and special tokens included; the model's own count is not asked for then."""
+        """Prompt and special tokens are included; the model's own count is not requested."""
         pipeline = made(tokenizer=tokenizer, token_count="token_count")
         prepared = one(pipeline, "the fox", prompt_name="query")
         assert prepared.tokens == prepared.cost == len(tokenizer.encode(["query: the fox"])[0])
@@ -192,7 +192,7 @@ class TestUsage:
         assert isinstance(rows[0], np.ndarray)
 
     def test_reported_by_the_model(self) -> None:
-        """Its count takes the place of the estimate."""
+        """Its count replaces the estimate."""
         pipeline = made(token_count="token_count")
         batch = [one(pipeline, each) for each in ("a", "b")]
         assert batch[0].outputs == ("embedding", "token_count")
@@ -201,15 +201,15 @@ class TestUsage:
         assert [answer.tokens for answer in answers if isinstance(answer, CountedRow)] == [7, 9]
 
     def test_no_more_than_the_model_reads(self, tokenizer: TextTokenizer) -> None:
-        """A text over its limit is said to be cut, and counts as what is left."""
+        """A text over the limit is reported as truncated and counts as the remaining tokens."""
         pipeline = made(tokenizer=tokenizer, max_tokens=16)
         prepared = one(pipeline, "fox " * 1000)
         assert (prepared.tokens, prepared.cost, prepared.truncated) == (16, 16, True)
         assert text(prepared) == "fox " * 1000
         assert pipeline.estimate("fox " * 1000) == 16
 
-    def test_what_may_not_be_cut_is_refused(self, tokenizer: TextTokenizer) -> None:
-        """By request or by setting; and nobody cuts at the left here."""
+    def test_texts_over_the_limit_are_refused_without_truncation(self, tokenizer: TextTokenizer) -> None:
+        """By request or by setting; left truncation is not available here."""
         pipeline = made(tokenizer=tokenizer, max_tokens=16)
         error = fault(pipeline, "fox " * 20, truncate=False)
         assert isinstance(error, TooLong)
@@ -220,7 +220,7 @@ class TestUsage:
         assert one(strict, "fox", truncation_direction="left").tokens == 3
 
     def test_a_text_that_the_tokenizer_cannot_read_is_estimated(self, tmp_path: Path) -> None:
-        """Counting is no reason to refuse it; the others are counted."""
+        """A failed count does not refuse the text; the others are counted."""
         raw = Tokenizer(models.WordLevel({"fox": 0, "a": 1}, unk_token="[UNK]"))
         raw.pre_tokenizer = pre_tokenizers.Whitespace()
         raw.save(str(tmp_path / "tokenizer.json"))
@@ -250,7 +250,7 @@ class TestNim:
         assert text(prepared) == "a"
 
     def test_options_part_batches(self) -> None:
-        """Parameters are the call's: items with others may not share it, nor an answer."""
+        """Parameters apply to a whole call: items with other parameters share neither call nor answer."""
         pipeline = made(nim=True)
         plain, query = one(pipeline, "a"), one(pipeline, "a", input_type="query")
         assert plain.group != query.group
@@ -258,13 +258,13 @@ class TestNim:
         assert plain.group == one(pipeline, "b").group
 
     def test_without_nim_all_share(self) -> None:
-        """Nothing but texts reaches the model."""
+        """The model only gets texts."""
         plain, query = one(made(), "a"), one(made(), "a", input_type="query", dimensions=3)
         assert plain.group == query.group
         assert plain.params == query.params == {}
 
     def test_the_setting_decides_where_a_request_does_not(self) -> None:
-        """`truncate` false: the model refuses what is too long."""
+        """With `truncate` false, the model refuses too long texts."""
         assert one(made(nim=True, truncate=False), "a").params == {"truncate": "NONE"}
 
     def test_unknown_roles_are_refused(self) -> None:
@@ -273,11 +273,11 @@ class TestNim:
             made(nim=True).check(embed(input_type="clustering"))
 
     def test_a_prompt_by_name_is_put_before_the_text(self) -> None:
-        """It was asked for in so many words."""
+        """A named prompt was requested explicitly."""
         assert text(one(made(nim=True), "a", prompt_name="query", input_type="query")) == "query: a"
 
     def test_vectors_cut_by_the_model_stay_whole(self) -> None:
-        """It gives what was asked for already."""
+        """The model already returns the requested dimensions."""
         pipeline = made(nim=True)
         row = pipeline.finish({"embedding": np.ones((1, 3), np.float32)}, [one(pipeline, "a", dimensions=3)])[0]
         assert isinstance(row, np.ndarray)
@@ -285,14 +285,14 @@ class TestNim:
 
 
 async def test_the_tokenizer_can_be_shown(tokenizer: TextTokenizer) -> None:
-    """With the model's prompts before the texts."""
+    """Tokenization includes the model's prompts."""
     codec = TokenizerCodec(tokenizer, StringSpec(dimension=8, prompts=PROMPTS))
     (tokens,) = await codec.tokenize(["fox"], add_special_tokens=True, prompt_name="query")
     assert [token.text for token in tokens] == ["[CLS]", "query", ":", "fox", "[SEP]"]
 
 
 class TestPassing:
-    """Servers that do themselves what they are told."""
+    """Servers that apply options themselves."""
 
     TEI: ClassVar[dict[str, Any]] = {
         "passes": frozenset({"truncate", "truncation_direction", "prompt_name", "normalize", "dimensions"})
@@ -326,7 +326,7 @@ class TestPassing:
             assert prepared.key != one(pipeline, "a").key
 
     def test_rows_stay_as_the_server_made_them(self) -> None:
-        """Cut and normalised, or not, by it."""
+        """The server cuts and normalizes, or not."""
         pipeline = made(**self.TEI)
         row = np.full((1, 8), 2, np.float32)
         np.testing.assert_array_equal(pipeline.finish({"embedding": row}, [one(pipeline, "a")])[0], row[0])
@@ -334,7 +334,7 @@ class TestPassing:
         np.testing.assert_array_equal(cut, row[0, :3])
 
     def test_rows_that_are_cut_here_are_normalised_here(self) -> None:
-        """Where a server normalises and does not cut."""
+        """For a server that normalizes but does not cut."""
         pipeline = made(passes=frozenset({"normalize"}))
         prepared = one(pipeline, "a", dimensions=2)
         assert prepared.params == {"normalize": True}
@@ -347,8 +347,8 @@ class TestPassing:
         pipeline = made(truncate=False, normalize=False, **self.TEI)
         assert one(pipeline, "a").params == {"truncate": False, "normalize": False}
 
-    def test_what_is_not_passed_is_seen_to_here(self) -> None:
-        """One option may be the server's, another Shoal's."""
+    def test_options_that_are_not_passed_are_applied_here(self) -> None:
+        """The server can apply one option and Shoal another."""
         pipeline = made(passes=frozenset({"truncate"}))
         assert text(one(pipeline, "a", prompt_name="query")) == "query: a"
         pipeline.check(embed(truncate=False))
@@ -366,7 +366,7 @@ class TestPassing:
             made(**self.TEI).check(embed(input_type="clustering"))
 
     def test_counted_texts_are_refused_before_they_travel(self, tokenizer: TextTokenizer) -> None:
-        """With the count; a left end is cut where the server can."""
+        """The error has the count; left truncation is sent if the server supports it."""
         pipeline = made(tokenizer=tokenizer, max_tokens=16, **self.TEI)
         assert isinstance(fault(pipeline, "fox " * 20, truncate=False), TooLong)
         assert one(pipeline, "fox " * 20, truncation_direction="left").truncated
@@ -374,7 +374,7 @@ class TestPassing:
 
 class TestTokenIds:
     def test_they_travel_in_the_place_of_a_text(self) -> None:
-        """Beside texts, lists of the same length among them."""
+        """Token ids are sent in place of texts, also in lists of equal length."""
         pipeline = made(ids=True)
         batch = [one(pipeline, item) for item in ([5, 6], "a", [7, 8])]
         assert pipeline.collate(batch, FACTS)["text"].tolist() == [[5, 6], "a", [7, 8]]
@@ -382,21 +382,21 @@ class TestTokenIds:
         assert one(pipeline, [5, 6]).key == batch[0].key != batch[2].key
 
     @pytest.mark.parametrize("bad", [[], [5, -1], [2**31]])
-    def test_what_is_no_token_is_refused(self, bad: list[int]) -> None:
-        """Nothing at all, and numbers that no vocabulary has."""
+    def test_invalid_token_ids_are_refused(self, bad: list[int]) -> None:
+        """Empty lists and numbers outside of any vocabulary."""
         error = fault(made(ids=True), bad)
         assert isinstance(error, InvalidValue | EmptyInput)
         assert error.param == "input"
 
     def test_a_known_vocabulary_and_length_count(self, tokenizer: TextTokenizer) -> None:
-        """The error names the id; too many are refused or cut as texts are."""
+        """The error names the id; too many ids are refused or truncated as texts are."""
         pipeline = made(ids=True, tokenizer=tokenizer, max_tokens=4)
         assert "token id 99999 is outside" in fault(pipeline, [5, 99_999]).message
         assert isinstance(fault(pipeline, [5] * 5, truncate=False), TooLong)
         assert (one(pipeline, [5] * 5).tokens, one(pipeline, [5] * 5).truncated) == (4, True)
 
     def test_a_prompt_is_for_texts(self) -> None:
-        """Unless the server has its own way with it."""
+        """Unless the server applies prompts to ids itself."""
         error = fault(made(ids=True), [5], prompt_name="query")
         assert isinstance(error, InvalidValue)
         assert error.param == "prompt_name"
@@ -412,7 +412,7 @@ class TestKinds:
         return array
 
     def test_each_set_of_kinds_has_calls_of_its_own(self) -> None:
-        """A server has a path for each kind."""
+        """The server has one path for each kind."""
         pipeline = made(kinds=("dense", "sparse", "tokens", "multi"), token_count="token_count")
         sets: list[tuple[VectorKind, ...]] = [("dense",), ("sparse",), ("tokens",), ("dense", "multi")]
         prepared = [one(pipeline, "a", outputs=kinds) for kinds in sets]
@@ -426,7 +426,7 @@ class TestKinds:
         assert len({item.group for item in prepared}) == len({item.key for item in prepared}) == 4
 
     def test_rows_of_every_kind(self) -> None:
-        """Object arrays, one value a row; dense vectors beside them are shaped as ever."""
+        """Object arrays hold one value per row; dense vectors keep their shape."""
         pipeline = made(kinds=("dense", "sparse", "tokens"))
         prepared = one(pipeline, "a", outputs=("sparse", "tokens", "dense"))
         tokens = np.ones((5, 8), np.float16)
@@ -446,7 +446,7 @@ class TestKinds:
         assert np.linalg.norm(row.dense) == pytest.approx(1.0)
 
     def test_no_finite_answer_fails_alone(self) -> None:
-        """Of any kind, counted or not."""
+        """For any kind, with or without counts."""
         pipeline = made(kinds=("dense", "sparse"), dimension=8, token_count="count")
         bad = SparseVector(self.SPARSE.indices, np.array([1, np.nan], np.float32))
         batch = [one(pipeline, each, outputs=("sparse",)) for each in ("a", "b")]
@@ -464,7 +464,7 @@ class TestKinds:
         assert isinstance(row, NotFinite)
 
     def test_kinds_that_the_server_lacks(self) -> None:
-        """Dense ones too."""
+        """Including dense vectors."""
         pipeline = made(dimension=0, kinds=("sparse",))
         with pytest.raises(Unsupported, match="no dense vectors; it has: sparse"):
             pipeline.check(embed())

@@ -23,7 +23,7 @@ def codec(tokenizers: dict[str, TextTokenizer]) -> TokenizerCodec:
 
 
 async def test_tokens_have_their_text_and_place(codec: TokenizerCodec) -> None:
-    """The text of a token is the characters it was made of; special tokens have their name and no place."""
+    """A token's text is its source characters; special tokens have their name and no offsets."""
     assert isinstance(codec, TextCodec)
     (tokens,) = await codec.tokenize(["The foxes"], add_special_tokens=True, prompt_name=None)
     assert [(t.text, t.special, t.start, t.stop) for t in tokens] == [
@@ -51,7 +51,7 @@ async def test_offsets_count_characters(tokenizers: dict[str, TextTokenizer]) ->
 
 
 async def test_requests_without_end_are_refused(tokenizers: dict[str, TextTokenizer]) -> None:
-    """All texts of one request count, with the prompt before each; nothing is cut, so that all are refused."""
+    """All texts and prompts of a request count; nothing is truncated, so the whole request is refused."""
     model = spec(prompts={"four": "fox "})
     codec = TokenizerCodec(tokenizers["wordpiece"], model)
     half = " " * (codec_module.MOST_CHARS // 2)
@@ -62,7 +62,7 @@ async def test_requests_without_end_are_refused(tokenizers: dict[str, TextTokeni
 
 
 async def test_prompts_are_part_of_the_text(tokenizers: dict[str, TextTokenizer]) -> None:
-    """A named prompt, or else the default one, is tokenised and counted by the offsets."""
+    """The named or default prompt is tokenized and counts in the offsets."""
     model = spec(prompts={"query": "query: ", "short": "x "}, default_prompt_name="short")
     codec = TokenizerCodec(tokenizers["wordpiece"], model)
     (named,) = await codec.tokenize(["fox"], add_special_tokens=False, prompt_name="query")
@@ -74,10 +74,10 @@ async def test_prompts_are_part_of_the_text(tokenizers: dict[str, TextTokenizer]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_long_text_gives_what_its_parts_give(
+async def test_a_long_text_gives_the_tokens_of_its_parts(
     tokenizers: dict[str, TextTokenizer], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Taken in chunks in a thread, or at once: the same tokens at the same places."""
+    """Chunked in a thread or at once, tokens and offsets are equal."""
     codec = TokenizerCodec(tokenizers[kind], spec())
     text = "the quick brown fox, 東京! " * 60
     monkeypatch.setattr(codec_module, "CHUNK_CHARS", 10**9)
@@ -89,7 +89,7 @@ async def test_a_long_text_gives_what_its_parts_give(
 
 
 async def test_no_texts_give_no_lists(codec: TokenizerCodec) -> None:
-    """One answer a text: none for none, and the frame alone for an empty one."""
+    """One result per text: none for no texts, special tokens for an empty text."""
     assert await codec.tokenize([], add_special_tokens=True, prompt_name=None) == []
     (tokens,) = await codec.tokenize([""], add_special_tokens=True, prompt_name=None)
     assert all(isinstance(t, Token) and t.special for t in tokens)
@@ -106,7 +106,7 @@ async def test_decoding_gives_the_text_back(codec: TokenizerCodec, times: int) -
 
 @pytest.mark.parametrize("bad", [-1, 10**6, 2**70])
 async def test_ids_outside_the_vocabulary_are_refused(codec: TokenizerCodec, bad: int) -> None:
-    """An id that names nothing is not dropped silently."""
+    """An unknown id is not dropped silently."""
     with pytest.raises(InvalidValue, match=f"token id {bad} is outside") as caught:
         await codec.decode([[5], [5, bad]], skip_special_tokens=True)
     assert caught.value.param == "ids"

@@ -1,4 +1,4 @@
-"""Vectors beside the dense one: sparse, of late interaction, of tokens; and models of static vectors."""
+"""Vectors besides the dense one: sparse, late-interaction and token vectors; and models of static vectors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def numbers(*shape: int, seed: int = 0) -> Array:
 
 
 def answered(rows: int, length: int) -> dict[str, Array]:
-    """What a graph of every head could answer."""
+    """Outputs of a graph with every head."""
     return {
         "pooled": numbers(rows, 8),
         "weights": numbers(rows, length, seed=1),
@@ -90,7 +90,7 @@ def a_set(pipeline: TextPipeline, prepared: Prepared, outputs: dict[str, Array])
 class TestOutputs:
     @given(kinds=st.lists(st.sampled_from(ALL), min_size=1, max_size=4, unique=True).map(tuple))
     def test_an_item_needs_the_outputs_of_its_kinds(self, folder: Path, kinds: tuple[VectorKind, ...]) -> None:
-        """No others; and it waits for no large output that it did not ask for."""
+        """An item requests no other outputs and waits for no large output it does not need."""
         pipeline = made(folder, **BGE)
         pipeline.check(embed(*kinds))
         prepared = one(pipeline, "the fox", embed(*kinds))
@@ -105,13 +105,13 @@ class TestOutputs:
         assert {kind for kind in ALL if getattr(row, kind) is not None} == set(kinds)
 
     def test_weights_of_the_vocabulary_are_large(self, folder: Path) -> None:
-        """One for each word that there is."""
+        """One weight for each vocabulary entry."""
         pipeline = made(folder, sparse=SparseSpec())
         assert one(pipeline, "a", embed("sparse")).group == ("sparse_embedding",)
         assert one(pipeline, "a", embed()).group == ()
 
     def test_kinds_share_a_batch(self, folder: Path) -> None:
-        """A plain item beside one that asks for more, whose dense vectors are the same."""
+        """A plain item keeps its dense vectors next to one that requests more kinds."""
         pipeline = made(folder, **BGE)
         batch = [one(pipeline, "the fox", embed()), one(pipeline, "the fox", embed("sparse", "dense"))]
         outputs = answered(2, 4)
@@ -124,7 +124,7 @@ class TestOutputs:
         assert other.multi is None
 
     def test_a_model_of_token_vectors_gives_them_too(self, folder: Path) -> None:
-        """The output that is pooled here is no larger for who asks for all of it, so nothing parts them."""
+        """The pooled output already holds all token vectors, so both kinds of items share a batch."""
         pipeline = made(folder, pooled="token_embeddings", tokens="token_embeddings")
         prepared = one(pipeline, "the fox", embed("dense", "tokens"))
         assert (prepared.outputs, prepared.group) == (("token_embeddings",), ())
@@ -137,7 +137,7 @@ class TestOutputs:
         np.testing.assert_allclose(row.dense, mean / np.linalg.norm(mean), rtol=1e-5)
 
     def test_kinds_that_the_model_lacks(self, folder: Path) -> None:
-        """Named, with those that it has; dense ones too, and in their items' places."""
+        """The error lists the available kinds, also for dense vectors and in the place of the items."""
         pipeline = made(folder, dimension=0, sparse=SparseSpec())
         for kind in ("dense", "multi", "tokens"):
             with pytest.raises(Unsupported, match=f"no {kind} vectors; it has: sparse"):
@@ -146,7 +146,7 @@ class TestOutputs:
         pipeline.check(embed("sparse"))
 
     def test_options_of_dense_vectors_do_not_affect_others(self, folder: Path) -> None:
-        """Neither refused nor part of the key."""
+        """They are neither refused nor part of the key."""
         pipeline = made(folder, **BGE)
         pipeline.check(embed("sparse", dimensions=99))
         plain, cut = (one(pipeline, "a", embed("sparse", **f)) for f in ({}, {"dimensions": 4, "normalize": False}))
@@ -155,7 +155,7 @@ class TestOutputs:
             pipeline.check(embed("sparse", "dense", dimensions=99))
 
     def test_keys_tell_kinds_apart(self, folder: Path) -> None:
-        """Each set of vectors is an answer of its own, and so are the two sides of a late interaction."""
+        """Each set of kinds, and each side of a late interaction, has its own key."""
         pipeline = made(folder, **BGE)
         tasks = [embed(*kinds) for kinds in (("dense",), ("sparse",), ("dense", "sparse"), ("multi",))]
         keys = {one(pipeline, "a", task).key for task in [*tasks, embed("multi", input_type="query")]}
@@ -164,7 +164,7 @@ class TestOutputs:
 
     @pytest.mark.parametrize("kind", ALL)
     def test_an_item_whose_vectors_are_no_numbers_fails_alone(self, folder: Path, kind: VectorKind) -> None:
-        """Also when the other kinds are fine; NaN in the padding is nobody's."""
+        """Also if its other kinds are finite; NaN in padding is ignored."""
         pipeline = made(folder, **BGE)
         outputs = answered(2, 6)
         for name in ("weights", "multi_vectors", "token_embeddings"):
@@ -177,7 +177,7 @@ class TestOutputs:
 
 class TestTokens:
     def test_every_token_that_was_read(self, folder: Path) -> None:
-        """Special ones included, padding left out, raw, in float32, and no view of the batch."""
+        """Special tokens included, padding excluded, unnormalized, in float32, and not a view of the batch."""
         pipeline = made(folder, tokens="token_embeddings")
         tokens = numbers(2, 9, 8).astype(np.float16)
         row = a_set(pipeline, one(pipeline, "the fox", embed("tokens")), {"token_embeddings": tokens})
@@ -189,7 +189,7 @@ class TestTokens:
 
 class TestSparse:
     def test_of_the_vocabulary(self, folder: Path) -> None:
-        """What is not zero, in the order of the ids."""
+        """Non-zero weights in the order of their ids."""
         pipeline = made(folder, dimension=0, sparse=SparseSpec())
         weights = np.zeros((1, 50), dtype=np.float16)
         weights[0, [40, 3, 17]] = 1, 2, 3
@@ -201,7 +201,7 @@ class TestSparse:
 
     @pytest.mark.parametrize("axis", [False, True])
     def test_of_tokens(self, folder: Path, axis: bool) -> None:
-        """An id's largest weight, no special ones, no zeros; padding weighs nothing."""
+        """The largest weight of each id without special tokens and zeros; padding has no weight."""
         pipeline = made(folder, **BGE)
         prepared = one(pipeline, "the fox the dog", embed("sparse"))
         weights = np.array([[9, 0.5, 0.25, 0.75, 0, 9, 7, 7]], dtype=np.float32)
@@ -214,16 +214,16 @@ class TestSparse:
         skipped=st.sets(st.integers(0, 8), max_size=3),
     )
     def test_the_largest_weight_of_each_id(self, pairs: list[tuple[int, float]], skipped: set[int]) -> None:
-        """As a dictionary would collect them."""
+        """The result equals that of a dictionary."""
         expected: dict[int, float] = {}
         for token, weight in pairs:
             if weight > 0 and token not in skipped:
                 expected[token] = max(weight, expected.get(token, 0))
         tokens = np.array([token for token, _ in pairs], dtype=np.int64)
         weights = np.array([weight for _, weight in pairs], dtype=np.float32)
-        found = weights_by_id(tokens, weights, np.array(sorted(skipped), dtype=np.int64))
-        assert dict(zip(found.indices.tolist(), found.values.tolist(), strict=True)) == expected
-        assert found.indices.tolist() == sorted(expected)
+        sparse = weights_by_id(tokens, weights, np.array(sorted(skipped), dtype=np.int64))
+        assert dict(zip(sparse.indices.tolist(), sparse.values.tolist(), strict=True)) == expected
+        assert sparse.indices.tolist() == sorted(expected)
 
 
 class TestLateInteraction:
@@ -233,8 +233,7 @@ class TestLateInteraction:
         return made(folder, dimension=0, multi=COLBERT, prompts=PROMPTS, inputs=inputs, tokens="token_embeddings")
 
     def test_queries_are_marked_and_filled(self, colbert: TextPipeline) -> None:
-        """Up to their length, behind their special tokens; what fills them is not seen, not usage, and its vectors
-        count."""
+        """Queries are filled up to their length; filler tokens are not attended and not counted, but have vectors."""
         prepared = one(colbert, "fox", embed("multi", input_type="query"))
         query, colon = RAW.get_vocab()["query"], RAW.get_vocab()[":"]
         assert ids(prepared) == [CLS, 90, query, colon, FOX, SEP, 92, 92]
@@ -250,8 +249,8 @@ class TestLateInteraction:
         assert both.tokens is not None
         assert both.tokens.shape == (6, 8)
 
-    def test_what_fills_a_query_may_be_seen(self, folder: Path) -> None:
-        """Where the model was trained so."""
+    def test_query_filler_tokens_may_be_attended(self, folder: Path) -> None:
+        """For models that were trained this way."""
         multi = MultiSpec(dimension=3, query_length=6, fill_id=92, attended=True)
         pipeline = made(folder, dimension=0, multi=multi)
         prepared = one(pipeline, "fox", embed("multi", input_type="query"))
@@ -260,8 +259,8 @@ class TestLateInteraction:
         assert ids(one(pipeline, "fox", embed("multi"))) == [CLS, FOX, SEP]
 
     @pytest.mark.parametrize("role", ["document", None])
-    def test_documents_are_marked_and_lose_what_is_skipped(self, colbert: TextPipeline, role: str | None) -> None:
-        """The vectors alone: the model has read those tokens. A text without a role is a document."""
+    def test_documents_are_marked_and_lose_skipped_tokens(self, colbert: TextPipeline, role: str | None) -> None:
+        """Only their vectors are dropped: the model still reads the tokens. A text without a role is a document."""
         prepared = one(colbert, "fox, dog", embed("multi", input_type=role))
         head = [CLS, 91, *(RAW.encode("passage:", add_special_tokens=False).ids if role else [])]
         assert ids(prepared) == [*head, FOX, COMMA, DOG, SEP]
@@ -273,7 +272,7 @@ class TestLateInteraction:
         np.testing.assert_array_equal(row.multi, outputs["multi_vectors"][0, places])
 
     def test_a_querys_own_skipped_tokens_stay(self, colbert: TextPipeline) -> None:
-        """Only documents lose them."""
+        """Only documents skip tokens."""
         row = a_set(colbert, one(colbert, "fox,", embed("multi", input_type="query")), answered(1, 8))
         assert row.multi is not None
         assert row.multi.shape == (8, 3)
@@ -281,7 +280,7 @@ class TestLateInteraction:
     @pytest.mark.parametrize(("role", "length"), [("query", 8), ("document", 10)])
     @pytest.mark.parametrize("direction", ["left", "right"])
     def test_each_side_has_its_own_length(self, colbert: TextPipeline, role: str, length: int, direction: str) -> None:
-        """Marker and special tokens included; the error says which."""
+        """Marker and special tokens count; the error names the side."""
         task = embed("multi", input_type=role, truncation_direction=direction)
         prepared = one(colbert, "fox " * 20, task)
         marker = 90 if role == "query" else 91
@@ -296,7 +295,7 @@ class TestLateInteraction:
         assert answer.message.endswith("shorten it, or set truncate")
 
     def test_sides_stand_side_by_side_in_a_job(self, colbert: TextPipeline) -> None:
-        """In the order of their items, errors among them."""
+        """Results and errors keep the order of the items."""
         query, document = embed("multi", input_type="query"), embed("multi")
         items: list[tuple[Embed, TextItem]] = [(document, "fox"), (query, "dog"), (query, "\ud800"), (document, "the")]
         answers = colbert.prepare([*items, (query, [5, 6])])
@@ -306,14 +305,14 @@ class TestLateInteraction:
                 assert answer.key == one(colbert, item, task).key
 
     def test_token_ids_are_read_as_they_are(self, folder: Path) -> None:
-        """No marker, and nothing that fills them up."""
+        """Ids get neither marker nor filler tokens."""
         pipeline = made(folder, dimension=0, multi=COLBERT)
         prepared = one(pipeline, [CLS, FOX], embed("multi", input_type="query"))
         assert (ids(prepared), prepared.tokens) == ([CLS, FOX], 2)
         assert len(ids(one(pipeline, [FOX] * 12, embed("multi")))) == 10
 
     def test_the_first_vector_may_be_left_out(self, folder: Path) -> None:
-        """Of queries and documents alike, as in bge-m3, where the sides differ in nothing else."""
+        """For queries and documents alike, as in bge-m3, whose sides differ in nothing else."""
         pipeline = made(folder, **BGE)
         outputs = answered(1, 5)
         for role in ("query", "document"):
@@ -324,7 +323,7 @@ class TestLateInteraction:
             np.testing.assert_array_equal(row.multi, outputs["multi_vectors"][0, 1:4])
 
     def test_a_filled_query_is_not_the_text_that_looks_like_it(self, folder: Path) -> None:
-        """What fills a query is not seen, the same tokens in a text are."""
+        """Filler tokens are not attended; the same tokens in a text are."""
         pipeline = made(folder, dimension=0, multi=MultiSpec(dimension=3, query_length=4, fill_id=FOX))
         task = embed("multi", input_type="query")
         filled, literal = one(pipeline, "dog", task), one(pipeline, [CLS, DOG, SEP, FOX], task)
@@ -337,8 +336,8 @@ class TestStatic:
     def static(self, folder: Path) -> TextPipeline:
         return made(folder, frame_tokens=False, dropped=(UNK,))
 
-    def test_no_special_tokens_and_none_that_are_dropped(self, static: TextPipeline) -> None:
-        """They are gone before a text is counted or cut."""
+    def test_special_and_dropped_tokens_are_left_out(self, static: TextPipeline) -> None:
+        """They are removed before a text is counted or cut."""
         assert ids(one(static, "the слово fox", embed())) == [THE, FOX]
         prepared = one(static, "слово fox " * 20, embed())
         assert (ids(prepared), prepared.truncated) == ([FOX] * 16, True)
@@ -348,7 +347,7 @@ class TestStatic:
 
     @pytest.mark.parametrize("text", ["", "слово", " "])
     def test_a_text_without_a_token_is_zeros(self, static: TextPipeline, text: str) -> None:
-        """As in model2vec and StaticEmbedding, whatever the graph makes of the token that stands in for it."""
+        """As in model2vec and StaticEmbedding, whatever the graph returns for the placeholder token."""
         batch = [one(static, text, embed()), one(static, "fox", embed(dimensions=4))]
         assert (batch[0].tokens, batch[0].cost) == (0, 1)
         assert static.collate(batch, FACTS)["attention_mask"].tolist() == [[1], [1]]
@@ -359,8 +358,8 @@ class TestStatic:
 
     @pytest.mark.parametrize("modules", [("dense:tanh",), ("dense:identity", "normalize"), ("layer_norm",)])
     def test_a_text_without_a_token_behind_other_modules(self, tmp_path: Path, modules: tuple[str, ...]) -> None:
-        """A mean of nothing is zeros, and what they become is the model's own answer: no token is attended, and the
-        row is left as it is."""
+        """No token is attended: the mean is zeros, and the model's modules turn it into the row, which is returned
+        unchanged."""
         tiny_tokenizers.save(tiny_tokenizers.wordpiece(), tmp_path)
         static = made(tmp_path, frame_tokens=False, dropped=(UNK,), modules=modules)
         batch = [one(static, "", embed(normalize=False)), one(static, "fox", embed(normalize=False))]
@@ -370,5 +369,5 @@ class TestStatic:
             assert isinstance(row, np.ndarray) and np.array_equal(row, number)
 
     def test_token_ids_are_not_dropped(self, static: TextPipeline) -> None:
-        """They are used exactly as given."""
+        """Ids are used exactly as given."""
         assert ids(one(static, [UNK, FOX], embed())) == [UNK, FOX]

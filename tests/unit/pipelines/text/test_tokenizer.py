@@ -44,7 +44,7 @@ FRAGMENTS = [
 
 
 def long_text(seed: int, glue: str) -> str:
-    """Enough fragments that a cut is nearly sure, which lists that hypothesis draws seldom are."""
+    """Enough fragments to force a cut, which lists drawn by hypothesis rarely have."""
     return glue.join(random.Random(seed).choices(FRAGMENTS, k=150))
 
 
@@ -57,17 +57,17 @@ TEXTS = st.one_of(
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
-    """Each kind as Shoal reads it, and as the library has it."""
-    made = {}
+    """Each kind as read by Shoal and by the library."""
+    tokenizers = {}
     for kind, build in {**tiny_tokenizers.KINDS, "unsplit": tiny_tokenizers.unsplit}.items():
         raw = build()
         folder = tiny_tokenizers.save(raw, tmp_path_factory.mktemp(kind))
-        made[kind] = (TextTokenizer(folder, "tokenizer.json"), raw)
-    return made
+        tokenizers[kind] = (TextTokenizer(folder, "tokenizer.json"), raw)
+    return tokenizers
 
 
 def truncated(raw: Tokenizer, text: str, max_tokens: int, direction: Direction) -> list[int]:
-    """What the library itself keeps of a text, tokenised whole."""
+    """The library's truncation of a text tokenized whole."""
     raw.enable_truncation(max_tokens, direction=direction)
     ids: list[int] = raw.encode(text).ids
     raw.no_truncation()
@@ -79,7 +79,7 @@ def truncated(raw: Tokenizer, text: str, max_tokens: int, direction: Direction) 
 def test_cutting_by_characters_never_changes_the_tokens_kept(
     pairs: dict[str, Pair], kind: str, text: str, max_tokens: int, direction: Direction
 ) -> None:
-    """Ids equal those of the library truncating the whole text, and the count is right or a lower bound."""
+    """Ids equal the library's truncation of the whole text; the count is exact or a lower bound."""
     ours, raw = pairs[kind]
     fitted = ours.fit([text], [direction], max_tokens)[0]
     whole = len(raw.encode(text).ids)
@@ -101,7 +101,7 @@ def test_chunks_hold_the_text_and_its_tokens(pairs: dict[str, Pair], kind: str, 
 @pytest.mark.parametrize("kind", tiny_tokenizers.KINDS)
 @pytest.mark.parametrize("direction", ["right", "left"])
 def test_a_long_text_is_read_only_as_far_as_needed(pairs: dict[str, Pair], kind: str, direction: Direction) -> None:
-    """Of a megabyte of words, little more than what one piece holds reaches the tokenizer."""
+    """Of a megabyte of words, the tokenizer gets little more than one piece."""
     ours, _ = pairs[kind]
     text = "the quick brown fox " * 50_000
     piece = ours.piece(text, direction, 64)
@@ -113,7 +113,7 @@ def test_a_long_text_is_read_only_as_far_as_needed(pairs: dict[str, Pair], kind:
 
 
 def test_ideographs_are_cut_between_where_each_stands_alone(pairs: dict[str, Pair]) -> None:
-    """Chinese without spaces is cut for WordPiece, whose normalizer parts ideographs, and left whole for Unigram."""
+    """Chinese without spaces is cut for WordPiece, whose normalizer splits ideographs, but not for Unigram."""
     text = "東京" * 5_000
     assert len(pairs["wordpiece"][0].piece(text, "right", 80)) == 80
     assert len(pairs["wordpiece"][0].piece(text, "left", 80)) == 80
@@ -121,7 +121,7 @@ def test_ideographs_are_cut_between_where_each_stands_alone(pairs: dict[str, Pai
 
 
 def test_a_tokenizer_that_sees_past_spaces_reads_everything(pairs: dict[str, Pair]) -> None:
-    """No cut is made where words are not tokenised on their own."""
+    """Texts are not cut if words are not tokenized separately."""
     ours, _ = pairs["unsplit"]
     text = "the quick " * 1_000
     assert ours.piece(text, "right", 64) is text
@@ -130,7 +130,7 @@ def test_a_tokenizer_that_sees_past_spaces_reads_everything(pairs: dict[str, Pai
 
 
 def test_a_text_that_gives_few_tokens_is_read_further(pairs: dict[str, Pair]) -> None:
-    """Pieces grow until enough tokens came out: thousands of dropped characters hide no word."""
+    """Pieces grow until they have enough tokens: thousands of dropped characters hide no word."""
     ours, raw = pairs["wordpiece"]
     text = "the" + " \x00" * 3_000 + " x " + "\u200b" * 50_000 + " quick brown fox" * 400
     assert ours.fit([text], ["right"], 8)[0].ids == truncated(raw, text, 8, "right")
@@ -143,7 +143,7 @@ def test_a_text_that_gives_few_tokens_is_read_further(pairs: dict[str, Pair]) ->
 def test_spaces_after_punctuation_part_words_too(
     pairs: dict[str, Pair], kind: str, direction: Direction, unit: str
 ) -> None:
-    """Megabytes of them are read no further than prose, and come out in chunks."""
+    """Such megabytes are read only as far as prose, and are split into chunks."""
     ours, raw = pairs[kind]
     text = unit * 50_000
     assert len(ours.piece(text, direction, 64)) < 100
@@ -154,7 +154,7 @@ def test_spaces_after_punctuation_part_words_too(
 @pytest.mark.parametrize("kind", [*tiny_tokenizers.KINDS, "unsplit"])
 @pytest.mark.parametrize("direction", ["right", "left"])
 def test_no_text_is_read_without_end(pairs: dict[str, Pair], kind: str, direction: Direction) -> None:
-    """Where nothing parts words the cut falls anywhere; tokens so far from it are those of the whole text."""
+    """Without word boundaries the cut can be anywhere; tokens far from it match those of the whole text."""
     ours, raw = pairs[kind]
     text = "fox!?" * 40_000
     assert len(ours.piece(text, direction, 64)) == READ_CHARS
@@ -165,7 +165,7 @@ def test_no_text_is_read_without_end(pairs: dict[str, Pair], kind: str, directio
 
 
 def test_many_long_texts_are_not_read_at_once(pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
-    """However a batch is parted, each text has its own answer, in its place."""
+    """Each text keeps its own result and position, however the batch is split."""
     ours, _ = pairs["byte_bpe"]
     texts = ["fox " * n for n in (1, 30, 2, 0, 3, 3, 40)]
     directions: list[Direction] = ["right", "left", "right", "left", "right", "left", "right"]
@@ -188,7 +188,7 @@ def test_many_long_texts_are_not_read_at_once(pairs: dict[str, Pair], monkeypatc
 
 @pytest.mark.parametrize("direction", ["right", "left"])
 def test_more_is_read_of_a_text_of_few_tokens(pairs: dict[str, Pair], direction: Direction) -> None:
-    """Up to the bound; a text that hides its words behind it counts as too long, with the tokens that were found."""
+    """Reading stops at the bound; a text with words beyond it counts as too long, with the tokens so far."""
     ours, _ = pairs["wordpiece"]
     limit = 1_000
     gap = "\u200b" * (limit * DENSE)
@@ -201,7 +201,7 @@ def test_more_is_read_of_a_text_of_few_tokens(pairs: dict[str, Pair], direction:
 
 
 def test_an_added_token_may_take_the_space_after_it(tmp_path: Path) -> None:
-    """Its end is no place to cut."""
+    """Texts are not cut at its end."""
     raw = tiny_tokenizers.byte_bpe()
     raw.add_tokens([AddedToken("<x>", rstrip=True)])
     tiny_tokenizers.save(raw, tmp_path)
@@ -213,7 +213,7 @@ def test_an_added_token_may_take_the_space_after_it(tmp_path: Path) -> None:
 
 
 def test_a_long_text_of_few_tokens_is_not_truncated(pairs: dict[str, Pair]) -> None:
-    """Characters that the normalizer drops do not count: the text is whole, and known to be."""
+    """Characters that the normalizer drops do not count: the text is whole and reported as whole."""
     ours, _ = pairs["wordpiece"]
     text = "the fox " * 3 + "\u200b" * 70 + " dog " + "\x00" * 500
     fitted = ours.fit([text], ["right"], 12)[0]
@@ -238,7 +238,7 @@ def test_special_tokens_frame_every_text(pairs: dict[str, Pair]) -> None:
 
 
 def test_no_room_beside_special_tokens_keeps_just_those(pairs: dict[str, Pair]) -> None:
-    """A limit of two tokens leaves the frame alone, whichever end is cut."""
+    """A limit of two tokens keeps the special tokens, whichever end is cut."""
     ours, _ = pairs["byte_bpe"]
     fits = ours.fit(["the fox", "the fox"], ["right", "left"], 2)
     assert [f.ids for f in fits] == [[*ours.prefix, *ours.suffix]] * 2
@@ -258,7 +258,7 @@ def test_lower_case_is_put_before_the_own_normalizer(tmp_path: Path) -> None:
 
 
 def test_lower_case_twice_is_not_added(tmp_path: Path) -> None:
-    """A tokenizer that has Lowercase already, alone or in a sequence, stays as it is."""
+    """An existing Lowercase, alone or in a sequence, is not added again."""
     for i, own in enumerate(
         [normalizers.Lowercase(), normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])]
     ):
@@ -284,14 +284,14 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_broken_file_is_named(tmp_path: Path) -> None:
-    """Bytes that are no tokenizer: ModelFileError, not the library's bare Exception."""
+    """An invalid tokenizer raises ModelFileError, not the library's bare Exception."""
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelFileError, match="cannot be read"):
         TextTokenizer(tmp_path, "tokenizer.json")
 
 
 def test_segment_ids_other_than_zero_are_refused(tmp_path: Path) -> None:
-    """A post-processor that gives a single text segment 1 cannot be served by tensors of zeros."""
+    """Shoal feeds zeros as segment ids, so segment 1 for a single text is refused."""
     raw = tiny_tokenizers.wordpiece()
     raw.post_processor = processors.TemplateProcessing(single="$A:1", special_tokens=[])
     tiny_tokenizers.save(raw, tmp_path)
@@ -300,7 +300,7 @@ def test_segment_ids_other_than_zero_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_that_makes_nothing_of_words_is_refused(tmp_path: Path) -> None:
-    """Where no probe gives a token, the frame cannot be known."""
+    """The special tokens are unknown if no probe gives a token."""
     raw = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     raw.normalizer = normalizers.Replace("a", "")
@@ -311,7 +311,7 @@ def test_a_tokenizer_that_makes_nothing_of_words_is_refused(tmp_path: Path) -> N
 
 
 def test_a_tokenizer_without_an_unknown_token_is_read_whole(tmp_path: Path) -> None:
-    """Probes that it cannot read are no reason to refuse it, only not to cut."""
+    """Unreadable probes only disable cutting."""
     raw = Tokenizer(models.WordLevel({"the": 0, "fox": 1}, unk_token="[UNK]"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     raw.save(str(tmp_path / "tokenizer.json"))
@@ -322,7 +322,7 @@ def test_a_tokenizer_without_an_unknown_token_is_read_whole(tmp_path: Path) -> N
 
 
 def test_a_tokenizer_without_a_pre_tokenizer_is_read_whole(tmp_path: Path) -> None:
-    """Nothing parts the words, so none is known to be on its own."""
+    """Without it, words are not known to be tokenized separately."""
     raw = tiny_tokenizers.unigram()
     raw.pre_tokenizer = None
     raw.save(str(tmp_path / "tokenizer.json"))
@@ -332,7 +332,7 @@ def test_a_tokenizer_without_a_pre_tokenizer_is_read_whole(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("direction", ["right", "left"])
 def test_a_search_for_a_space_gives_up(pairs: dict[str, Pair], direction: Direction) -> None:
-    """A sea of spaces is not searched one by one: the next piece is larger, and in the end the text is whole."""
+    """Long runs of spaces are not searched one by one: the next piece is larger, and finally the text is read whole."""
     ours, _ = pairs["byte_bpe"]
     sea = "fox" + " " * 50_000 + "fox"
     assert ours.piece(sea, direction, 64) is sea
@@ -349,7 +349,7 @@ def test_an_added_token_with_a_space_forbids_cutting(tmp_path: Path) -> None:
 
 
 def test_threads_share_a_tokenizer(pairs: dict[str, Pair]) -> None:
-    """Eight threads at once get what one alone gets."""
+    """Eight concurrent threads get the same results as one."""
     ours, _ = pairs["byte_bpe"]
     jobs = [[f"text {n} {m} " + "fox " * (n * m) for m in range(8)] for n in range(16)]
     alone = [ours.fit(job, ["right"] * 8, 12) for job in jobs]
@@ -358,7 +358,7 @@ def test_threads_share_a_tokenizer(pairs: dict[str, Pair]) -> None:
 
 
 def letters(folder: Path) -> Path:
-    """A tokenizer for which every character is a token."""
+    """A tokenizer with one token per character."""
     words = {char: place for place, char in enumerate(["?", *map(chr, range(32, 127))])}
     raw = Tokenizer(models.WordLevel(words, unk_token="?"))
     raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")

@@ -110,12 +110,12 @@ class TestEstimate:
         assert pipeline.estimate([1, 2, 3]) == 3
 
     @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=128))
-    def test_what_is_read_whole_never_counts_more_than_the_model_takes(self, pipeline: TextPipeline, text: str) -> None:
-        """Bytes / 3 plus the special tokens, at most max_tokens."""
+    def test_short_texts_count_at_most_max_tokens(self, pipeline: TextPipeline, text: str) -> None:
+        """The count is bytes / 3 plus the special tokens, at most max_tokens."""
         assert pipeline.estimate(text) == min(16, 2 + len(text.encode()) // 3)
 
     def test_a_very_long_text_counts_in_full(self, pipeline: TextPipeline) -> None:
-        """Whoever decides where to tokenise sees that it is a large job."""
+        """The full count marks a large job for the choice of where to tokenize."""
         assert pipeline.estimate("x" * 3_000) == 1_002
 
 
@@ -136,13 +136,13 @@ class TestTexts:
         assert prepared.cost == prepared.tokens == len(expected.ids)
 
     def test_blanks_stay(self, tmp_path: Path) -> None:
-        """Texts are not stripped, as in sentence-transformers 6: a byte-level model sees the difference."""
+        """Texts are not stripped, as in sentence-transformers 6: byte-level models see the difference."""
         tiny_tokenizers.save(tiny_tokenizers.byte_bpe(), tmp_path)
         pipeline = TextPipeline(tmp_path, spec(), truncate=True)
         assert ids(one(pipeline, "  fox ")) != ids(one(pipeline, "fox"))
 
     def test_the_empty_text_is_its_special_tokens(self, pipeline: TextPipeline) -> None:
-        """Whether an empty text is allowed is for the surface to say."""
+        """The surface decides whether empty texts are allowed."""
         assert one(pipeline, "").tokens == 2
 
     @pytest.mark.parametrize("text", ["\x00", "a\x00b", "\u200b", "\ufffd", "\U0010ffff", "🐟" * 50])
@@ -158,7 +158,7 @@ class TestTexts:
         assert isinstance(fault(TextPipeline(tmp_path, spec(), truncate=True), " "), EmptyInput)
 
     def test_a_text_that_the_tokenizer_cannot_read_fails_alone(self, tmp_path: Path) -> None:
-        """The library fails the whole call for one unknown word; only that text may fail."""
+        """The library fails the whole call for one unknown word; only that text must fail."""
         raw = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="[UNK]"))
         raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         tiny_tokenizers.save(raw, tmp_path)
@@ -170,7 +170,7 @@ class TestTexts:
         assert isinstance(last, Prepared)
 
     def test_a_lone_surrogate_fails_alone(self, pipeline: TextPipeline) -> None:
-        """What cannot be UTF-8 is refused by name, and its neighbours in the call are unharmed."""
+        """Invalid UTF-8 is refused by name; the other texts of the call are unaffected."""
         task = embed()
         first, bad, last = pipeline.prepare([(task, "fox"), (task, "\ud800"), (task, "dog")])
         assert isinstance(first, Prepared)
@@ -192,7 +192,7 @@ class TestPrompts:
 
     @pytest.mark.parametrize("fields", [{"prompt_name": "query"}, {"input_type": "query"}])
     def test_a_prompt_for_token_ids_is_refused(self, pipeline: TextPipeline, fields: dict[str, str]) -> None:
-        """A prompt asked for by name or role cannot be put before ids."""
+        """A prompt requested by name or role cannot precede token ids."""
         error = fault(pipeline, [5], **fields)
         assert isinstance(error, InvalidValue)
         assert error.param == next(iter(fields))
@@ -202,7 +202,7 @@ class TestPrompts:
         assert ids(one(TextPipeline(folder, spec(), truncate=True), [5], input_type="query")) == [5]
 
     def test_an_unknown_prompt_fails_its_own_items(self, pipeline: TextPipeline) -> None:
-        """prepare answers what check would have raised, in the place of that item."""
+        """prepare returns the error of check in place of that item."""
         answers = pipeline.prepare([(embed(prompt_name="nope"), "fox"), (embed(), "fox")])
         assert isinstance(answers[0], InvalidValue)
         assert isinstance(answers[1], Prepared)
@@ -218,7 +218,7 @@ class TestIncludePrompt:
         return row
 
     def test_the_prompts_tokens_are_left_out(self, masking: TextPipeline) -> None:
-        """[CLS] query : are masked, the text and [SEP] are pooled."""
+        """[CLS] query : are masked; the text and [SEP] are pooled."""
         assert self.mask(masking, "fox", prompt_name="query") == [0, 0, 0, 1, 1]
 
     def test_without_a_prompt_all_is_pooled(self, masking: TextPipeline) -> None:
@@ -230,15 +230,15 @@ class TestIncludePrompt:
         assert self.mask(pipeline, "fox", prompt_name="query") == [1] * 5
 
     @pytest.mark.parametrize("words", [14, 15, 100, 5_000])
-    def test_what_left_truncation_dropped_is_not_masked_again(self, masking: TextPipeline, words: int) -> None:
-        """Cut from the left, the prompt goes first: only what is left of it, and [CLS], is masked."""
+    def test_tokens_dropped_by_left_truncation_are_not_masked_again(self, masking: TextPipeline, words: int) -> None:
+        """Left truncation drops the prompt first: only its remaining tokens and [CLS] are masked."""
         mask = self.mask(masking, "fox " * words, prompt_name="query", truncation_direction="left")
         dropped = words + 4 - 16
         masked = max(1, 3 - dropped)
         assert mask == [0] * masked + [1] * (16 - masked)
 
     def test_a_tokenizer_without_a_closing_token_counts_all_of_the_prompt(self, tmp_path: Path) -> None:
-        """Only a special token at the prompt's end is not the prompt's."""
+        """Only a special token after the prompt does not belong to the prompt."""
         raw = tiny_tokenizers.wordpiece()
         raw.post_processor = None
         tiny_tokenizers.save(raw, tmp_path)
@@ -246,7 +246,7 @@ class TestIncludePrompt:
         assert self.mask(pipeline, "fox", prompt_name="query") == [0, 0, 1]
 
     def test_a_graph_without_the_mask_is_refused(self, folder: Path) -> None:
-        """Pooling the prompt unasked would give other vectors than the model's."""
+        """Pooling the prompt would give other vectors than the model's."""
         with pytest.raises(ModelFileError, match="include_prompt"):
             TextPipeline(folder, spec(prompts=PROMPTS, include_prompt=False), truncate=True)
 
@@ -279,7 +279,7 @@ class TestTokenIds:
 
     @pytest.mark.parametrize(("direction", "expected"), [("right", range(16)), ("left", range(4, 20))])
     def test_too_many_ids_are_cut(self, pipeline: TextPipeline, direction: str, expected: range) -> None:
-        """Either end, by the task's direction."""
+        """Either end is cut, as the task requests."""
         prepared = one(pipeline, list(range(20)), truncation_direction=direction)
         assert ids(prepared) == list(expected)
         assert prepared.truncated
@@ -291,7 +291,7 @@ class TestTruncation:
     def test_too_long_where_cutting_is_off(
         self, folder: Path, item: TextItem, setting: bool, truncate: bool | None
     ) -> None:
-        """The setting holds unless the task says otherwise; the error has both counts."""
+        """The setting applies unless the task overrides it; the error has both counts."""
         error = fault(TextPipeline(folder, spec(), truncate=setting), item, truncate=truncate)
         assert isinstance(error, TooLong)
         assert "32 tokens" in error.message
@@ -302,36 +302,36 @@ class TestTruncation:
         assert one(TextPipeline(folder, spec(), truncate=False), "fox " * 30, truncate=True).truncated
 
     def test_a_far_too_long_text_is_counted_only_so_far(self, folder: Path) -> None:
-        """The error is known without tokenising all of it, and says so."""
+        """The error is raised without tokenizing all of the text, and states that."""
         error = fault(TextPipeline(folder, spec(), truncate=False), "fox " * 100_000)
         assert isinstance(error, TooLong)
         assert "at least" in error.message
 
     def test_a_text_that_just_fits_is_whole(self, folder: Path) -> None:
-        """max_tokens counts special tokens, and is allowed."""
+        """max_tokens includes special tokens and is inclusive."""
         prepared = one(TextPipeline(folder, spec(), truncate=False), "fox " * 14)
         assert (prepared.tokens, prepared.truncated) == (16, False)
 
 
 class TestKeys:
     def test_equal_work_has_equal_keys(self, pipeline: TextPipeline) -> None:
-        """Texts that tokenise alike, and asking for the model's own dimension, change nothing."""
+        """Texts with equal tokens share a key; requesting the model's own dimension changes nothing."""
         assert one(pipeline, "The fox").key == one(pipeline, "the  fox", dimensions=8).key
 
     @pytest.mark.parametrize("other", [{"dimensions": 4}, {"normalize": False}, {"prompt_name": "query"}])
-    def test_what_changes_the_row_changes_the_key(self, pipeline: TextPipeline, other: dict[str, Any]) -> None:
-        """Two items share an answer only when all that forms it is equal."""
+    def test_options_that_change_the_row_change_the_key(self, pipeline: TextPipeline, other: dict[str, Any]) -> None:
+        """Two items share an answer only if everything that affects it is equal."""
         assert one(pipeline, "fox").key != one(pipeline, "fox", **other).key
 
     def test_all_items_may_share_a_call(self, pipeline: TextPipeline) -> None:
-        """Prompts, dimensions and normalisation are no reason for another engine call."""
-        made = [one(pipeline, "fox"), one(pipeline, [5], dimensions=2), one(pipeline, "x", normalize=False)]
-        assert {(p.group, p.outputs) for p in made} == {((), ("pooled",))}
+        """Prompts, dimensions and normalization do not split a batch."""
+        items = [one(pipeline, "fox"), one(pipeline, [5], dimensions=2), one(pipeline, "x", normalize=False)]
+        assert {(p.group, p.outputs) for p in items} == {((), ("pooled",))}
 
 
 class TestCollate:
     def test_shapes_padding_and_masks(self, pipeline: TextPipeline) -> None:
-        """Rows and lengths go up to their buckets; padding rows attend to one token; everything is int64."""
+        """Rows and lengths are rounded up to their buckets; padding rows attend to one token; all tensors are int64."""
         batch = [one(pipeline, [5, 6, 7]), one(pipeline, [8]), one(pipeline, [9, 4])]
         tensors = pipeline.collate(batch, facts(length_buckets=(4, 8), size_buckets=(1, 4)))
         assert tensors["input_ids"].tolist() == [[5, 6, 7, 0], [8, 0, 0, 0], [9, 4, 0, 0], [0, 0, 0, 0]]
@@ -343,14 +343,14 @@ class TestCollate:
         assert all(t.dtype == np.int64 and t.flags.c_contiguous and t.shape == (4, 4) for t in tensors.values())
 
     def test_only_the_graphs_inputs_are_made(self, folder: Path) -> None:
-        """A graph without token_type_ids is not fed any."""
+        """A graph without token_type_ids does not get any."""
         pipeline = TextPipeline(folder, spec(pad_id=3), truncate=True)
         tensors = pipeline.collate([one(pipeline, [5]), one(pipeline, [6, 7])], facts())
         assert set(tensors) == {"input_ids", "attention_mask"}
         assert tensors["input_ids"].tolist() == [[5, 3], [6, 7]]
 
     def test_above_the_last_bucket_sizes_stay(self, pipeline: TextPipeline) -> None:
-        """A batch larger or longer than every bucket is used as it is."""
+        """A batch beyond every bucket keeps its size."""
         batch = [one(pipeline, [5, 6, 7])] * 3
         assert pipeline.collate(batch, facts(length_buckets=(2,), size_buckets=(2,)))["input_ids"].shape == (3, 3)
 
@@ -360,14 +360,14 @@ class TestCollate:
         assert pipeline.collate(batch, facts(length_buckets=(64,)))["input_ids"].shape == (1, 16)
 
     def test_inputs_that_no_text_gives_are_refused(self, folder: Path) -> None:
-        """A graph that wants images is named when it is loaded, not when it is called."""
+        """A graph that takes images is refused when it is loaded, not when it is called."""
         with pytest.raises(ModelFileError, match="pixel_values"):
             TextPipeline(folder, spec(inputs=("input_ids", "pixel_values")), truncate=True)
 
 
 class TestFinish:
     def test_padding_rows_are_ignored_and_options_are_each_items_own(self, pipeline: TextPipeline) -> None:
-        """NaN in a padding row harms nobody; each item gets its own dimensions and norm."""
+        """NaN in a padding row affects no item; each item gets its own dimensions and norm."""
         batch = [one(pipeline, [5]), one(pipeline, [6], dimensions=2), one(pipeline, [7], normalize=False)]
         output = np.arange(1, 33, dtype=np.float32).reshape(4, 8)
         output[3] = np.nan
@@ -389,7 +389,7 @@ class TestFinish:
 
 
 def test_threads_share_a_pipeline(pipeline: TextPipeline) -> None:
-    """Eight threads preparing at once get what one alone gets."""
+    """Eight concurrent threads get the same results as one."""
     tasks = [embed(), embed(prompt_name="query"), embed(dimensions=3, truncation_direction="left")]
     jobs = [[(tasks[(n + m) % 3], f"fox {n} " * (n * m + 1)) for m in range(6)] for n in range(16)]
 
@@ -405,7 +405,7 @@ _MADE: dict[str, tuple[TextPipeline, Tokenizer]] = {}
 
 
 def _kind(factory: pytest.TempPathFactory, kind: str) -> tuple[TextPipeline, Tokenizer]:
-    """One pipeline and one plain tokenizer a kind, kept for all examples."""
+    """Return the cached pipeline and plain tokenizer of a kind."""
     if kind not in _MADE:
         plain = tiny_tokenizers.KINDS[kind]()
         model: TextSpec = spec()
@@ -414,14 +414,14 @@ def _kind(factory: pytest.TempPathFactory, kind: str) -> tuple[TextPipeline, Tok
 
 
 class TestPoolingHere:
-    """Engines that answer token vectors."""
+    """Engines that return token vectors."""
 
     def made(self, folder: Path, **changes: Any) -> TextPipeline:
         fields: dict[str, Any] = {"pooled": "token_embeddings", "modules": ("normalize",), "prompts": PROMPTS}
         return TextPipeline(folder, spec(**(fields | changes)), truncate=True)
 
     def test_rows_are_pooled_over_their_own_tokens(self, folder: Path) -> None:
-        """Padding is left out, and so is a prompt that the model leaves out, without a mask to tell the engine."""
+        """Padding and excluded prompts are left out without a mask input of the engine."""
         pipeline = self.made(folder, include_prompt=False)
         plain, prompted = one(pipeline, "a fox"), one(pipeline, "a fox", prompt_name="query")
         assert prompted.cost == plain.cost + 2
@@ -433,7 +433,7 @@ class TestPoolingHere:
             np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), rtol=1e-5)
 
     def test_raw_vectors_can_always_be_had(self, folder: Path) -> None:
-        """A final Normalize is done here or not at all."""
+        """The final Normalize runs here or not at all."""
         pipeline = self.made(folder, sentence_embedding="token_embeddings")
         pipeline.check(embed(normalize=False))
         prepared = one(pipeline, "a", normalize=False)
@@ -441,14 +441,14 @@ class TestPoolingHere:
         np.testing.assert_array_equal(pipeline.finish({"token_embeddings": tokens}, [prepared])[0], [3.0] * 8)
 
     @pytest.mark.parametrize("changes", [{"pooling": "median"}, {"modules": ("dense:tanh", "normalize")}])
-    def test_what_cannot_be_done_here_is_refused(self, folder: Path, changes: dict[str, Any]) -> None:
-        """Modules with weights are the graph's."""
+    def test_unsupported_modules_are_refused(self, folder: Path, changes: dict[str, Any]) -> None:
+        """Modules with weights must be in the graph."""
         with pytest.raises(ModelFileError, match=r"median|a dense:tanh follows"):
             self.made(folder, **changes)
 
 
 def test_a_model_whose_rows_stay_as_they_are(folder: Path) -> None:
-    """The operator's word is stronger than a request's default."""
+    """The operator's setting overrides a request's default."""
     pipeline = TextPipeline(folder, spec(), truncate=True, normalize=False)
     row = np.arange(8, dtype=np.float32)
     vectors = pipeline.finish({"pooled": row[None]}, [one(pipeline, "a")])

@@ -33,18 +33,18 @@ models = st.builds(
 
 def message(stats: ModelStats) -> Any:
     """Triton's own message: it sets every duration, also one of nought."""
-    made = protocol.ModelStatistics(name=stats.name, version=stats.version)
+    message = protocol.ModelStatistics(name=stats.name, version=stats.version)
     for name in ("last_inference", "inference_count", "execution_count"):
-        setattr(made, name, getattr(stats, name))
+        setattr(message, name, getattr(stats, name))
     for name in InferenceStats.__struct_fields__:
-        _set(getattr(made.inference_stats, name), getattr(stats.inference_stats, name))
+        _set(getattr(message.inference_stats, name), getattr(stats.inference_stats, name))
     for each in stats.batch_stats:
-        batch = made.batch_stats.add(batch_size=each.batch_size)
+        batch = message.batch_stats.add(batch_size=each.batch_size)
         for name in ("compute_input", "compute_infer", "compute_output"):
             _set(getattr(batch, name), getattr(each, name))
     for usage in stats.memory_usage:
-        made.memory_usage.add(type=usage.type, id=usage.id, byte_size=usage.byte_size)
-    return made
+        message.memory_usage.add(type=usage.type, id=usage.id, byte_size=usage.byte_size)
+    return message
 
 
 def _set(duration: Any, spent: DurationStat) -> None:

@@ -104,7 +104,7 @@ async def test_no_text_is_lost(pieces: list[tuple[int, str]]) -> None:
         (1, 0.98, 1, 0.98),
     ],
 )
-def test_what_was_held_back(tokens: int, first_s: float, pieces: int, expected: float | None) -> None:
+def test_unknown_timings_are_omitted(tokens: int, first_s: float, pieces: int, expected: float | None) -> None:
     """No time is told that cannot be known, as that of the prompt of an answer that was sent at once."""
     usage = Usage(prompt_tokens=10, completion_tokens=tokens)
     timings = compute_timings(usage, first_s, 1.0, pieces)

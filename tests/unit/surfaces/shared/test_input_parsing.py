@@ -28,7 +28,7 @@ FORMS: list[tuple[str, Any]] = [
 
 
 @given(st.lists(st.tuples(st.sampled_from(FORMS), LINK), min_size=1, max_size=6))
-def test_every_form_of_a_picture_keeps_its_place(sent: list[tuple[tuple[str, Any], str]]) -> None:
+def test_every_form_of_an_image_keeps_its_place(sent: list[tuple[tuple[str, Any], str]]) -> None:
     value = DECODER.decode(msgspec.json.encode([form(link) for (_, form), link in sent]))
     expected = [ImageReference(link, f"input[{at}]{where}") for at, ((where, _), link) in enumerate(sent)]
     assert input_parsing.parse_inputs(value, 6, "image") == expected
@@ -54,15 +54,15 @@ KINDS = st.sampled_from(["text", "image"])
 def test_whatever_is_sent_is_an_input_each_or_refused(value: list[Any], modality: Any) -> None:
     """Never an input more or less, never an empty text, never two kinds of text; or a refusal that names a field."""
     try:
-        found = input_parsing.parse_inputs(value, 3, modality)
+        parsed = input_parsing.parse_inputs(value, 3, modality)
     except RequestError as error:
         assert error.param in {"input", "modality"}
         return
     bare = all(isinstance(each, int) for each in value)
-    assert len(found) == (1 if bare else len(value)) <= 3
-    assert all(found)
-    assert len({type(each) for each in found} - {ImageReference}) <= 1
-    assert input_parsing.has_images(found) == any(isinstance(each, ImageReference) for each in found)
+    assert len(parsed) == (1 if bare else len(value)) <= 3
+    assert all(parsed)
+    assert len({type(each) for each in parsed} - {ImageReference}) <= 1
+    assert input_parsing.has_images(parsed) == any(isinstance(each, ImageReference) for each in parsed)
 
 
 def test_a_plain_list_is_not_copied() -> None:

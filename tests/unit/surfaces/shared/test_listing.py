@@ -97,7 +97,7 @@ def test_architecture(tasks: list[str], outputs: list[str]) -> None:
     assert listing._architecture(tasks, None).output_modalities == outputs
 
 
-def test_what_goes_in_follows_from_the_facts() -> None:
+def test_input_kinds_follow_from_the_facts() -> None:
     """Text alone is not said beside the facts, since every model of Shoal's was that."""
     facts = ModelFacts(source="s", backend="fake", tasks=("embed",), modalities=("text", "image"))
     assert listing._architecture(["embed"], facts).input_modalities == ["text", "image"]

@@ -39,7 +39,7 @@ def test_each_row_by_itself(vectors: np.ndarray[tuple[int, ...], np.dtype[np.flo
 
 
 @given(VECTORS)
-def test_what_the_numbers_mean(vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> None:
+def test_quantized_values(vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> None:
     """int8 is within half a step of the value; the unsigned types are the signed ones and 128; bits are signs."""
     small = quantize(vectors, "int8").astype(np.float64)
     assert (np.abs(small / 127 - vectors) <= 0.5 / 127 + 1e-7).all()
@@ -50,7 +50,7 @@ def test_what_the_numbers_mean(vectors: np.ndarray[tuple[int, ...], np.dtype[np.
 
 
 @pytest.mark.parametrize(("width", "least"), [(384, 0.998), (1024, 0.99)])
-def test_what_it_costs(width: int, least: float) -> None:
+def test_quantization_error(width: int, least: float) -> None:
     """The cosine of a vector with what int8 made of it."""
     vectors = np.random.default_rng(7).normal(size=(64, width)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)

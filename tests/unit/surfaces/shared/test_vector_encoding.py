@@ -58,10 +58,10 @@ def test_contiguous_copies_only_when_it_must() -> None:
     vectors = matrix(4)
     assert vector_encoding.to_contiguous(vectors) is vectors
     for other in (vectors.T, vectors.astype(np.float64), vectors.astype(">f4"), vectors[:, ::2]):
-        made = vector_encoding.to_contiguous(other)
-        assert made.flags.c_contiguous
-        assert made.dtype.str == "<f4"
-        assert np.allclose(made, other)
+        contiguous = vector_encoding.to_contiguous(other)
+        assert contiguous.flags.c_contiguous
+        assert contiguous.dtype.str == "<f4"
+        assert np.allclose(contiguous, other)
 
 
 async def test_the_loop_is_free_between_slices() -> None:

@@ -33,10 +33,10 @@ async def count_turns(work: Awaitable[bytes | list[bytes]]) -> tuple[bytes | lis
             count += 1
 
     ticker = asyncio.create_task(ticking())
-    made = await work
+    body = await work
     ticker.cancel()
     await asyncio.gather(ticker, return_exceptions=True)
-    return made, count
+    return body, count
 
 
 @given(
@@ -45,10 +45,10 @@ async def count_turns(work: Awaitable[bytes | list[bytes]]) -> tuple[bytes | lis
 async def test_matrices(matrices: list[Array]) -> None:
     """Every number comes back as the float32 that it was; a matrix without rows is an empty list."""
     given_ = list(matrices)
-    made = json.loads(joined(await token_vectors.encode_matrices(given_)))
+    output = json.loads(joined(await token_vectors.encode_matrices(given_)))
     assert not any(each.size for each in given_)
-    assert len(made) == len(matrices)
-    for rows, matrix in zip(made, matrices, strict=True):
+    assert len(output) == len(matrices)
+    for rows, matrix in zip(output, matrices, strict=True):
         assert np.array_equal(np.array(rows, np.float32).reshape(matrix.shape), matrix)
 
 
@@ -59,12 +59,12 @@ async def test_sparse(vectors: list[dict[int, float]]) -> None:
         SparseVector(np.array(sorted(each), np.int32), np.array([each[at] for at in sorted(each)], np.float32))
         for each in vectors
     ]
-    made = json.loads(joined(await token_vectors.encode_sparse(given_)))
+    output = json.loads(joined(await token_vectors.encode_sparse(given_)))
     expected = [{at: each[at] for at in sorted(each) if each[at] != 0} for each in vectors]
-    assert [{np.int64(entry["index"]): entry["value"] for entry in each} for each in made] == [
+    assert [{np.int64(entry["index"]): entry["value"] for entry in each} for each in output] == [
         {at: pytest.approx(value, rel=1e-6) for at, value in each.items()} for each in expected
     ]
-    assert all(list(entry) == ["index", "value"] for each in made for entry in each)
+    assert all(list(entry) == ["index", "value"] for each in output for entry in each)
 
 
 async def test_no_vectors() -> None:

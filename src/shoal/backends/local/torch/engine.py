@@ -45,7 +45,7 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
     spec = options.spec
     if spec is None or not await asyncio.to_thread(graph.is_dir):
         raise ConfigError(
-            f"the engine torch runs a model's folder, and {graph.name} is none; use another engine", param="engine"
+            f"the engine torch needs a model folder, and {graph.name} is not one; use another engine", param="engine"
         )
     ports = tuple(Port(input_name, np.dtype(np.int64), (None, None)) for input_name in spec.inputs)
     loaded = await asyncio.to_thread(_load, graph, spec, ports, options)
@@ -160,17 +160,19 @@ def _load(folder: Path, spec: TextSpec, ports: Sequence[Port], options: EngineOp
 
     if options.precision != "auto":
         if options.precision == "int8":
-            raise ConfigError("the engine torch has no int8; use precision auto, or another engine", param="precision")
+            raise ConfigError(
+                "the engine torch does not support int8; use precision auto, or another engine", param="precision"
+            )
         if options.precision == "fp16" and not device.cuda:
-            raise ConfigError("fp16 is for GPUs, and there is none; use precision f32 or auto", param="precision")
+            raise ConfigError("fp16 requires a GPU, and there is none; use precision f32 or auto", param="precision")
         return loaded(options.precision, "as configured")
     if not device.cuda:
-        return loaded("f32", "the processor computes fastest in f32 here")
+        return loaded("f32", "f32 is fastest on this processor")
     published = published_precision(folder, spec)
     if published != "f32":
         return loaded(published, "as published")
     if not options.samples:
-        return loaded("f32", "no samples to check 16 bits with")
+        return loaded("f32", "no samples for the 16-bit check")
     keys = {_cache_key(device, half, options.samples): half for half in HALVES}
     kept = options.precision_check
     if kept is not None and kept.key in keys:
@@ -240,7 +242,7 @@ class _NetworkWorker(PooledWorker):
             for name in outputs:
                 here[name] = torch.empty(found[name].shape, dtype=torch.float32, pin_memory=True)
                 here[name].copy_(found[name], non_blocking=True)
-            ready = torch.cuda.Event(blocking=True)  # it would spin otherwise
+            ready = torch.cuda.Event(blocking=True)  # wait without spinning
             ready.record()
         ready.synchronize()
         return {name: tensor.numpy().copy() for name, tensor in here.items()}

@@ -39,8 +39,7 @@ def find_parts(spec: TextSpec) -> PartsSpec:
     by_token = spec.sparse is not None and spec.sparse.per == "token"
     if module_kinds != there or (heads and spec.parts is None) or (by_token and parts.token_weights is None):
         raise ModelFileError(
-            "does not say where the parts of the model lie, which an engine that runs its folder needs; pull the model "
-            "again",
+            "is missing the paths of the model's parts, which this engine needs; pull the model again",
             file=_MANIFEST,
             key="parts",
         )
@@ -64,12 +63,14 @@ def _shard(index: Path, name: str, tensor: str) -> Path:
     try:
         places = _INDEX.decode(index.read_bytes()).weight_map
     except (OSError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError) as error:
-        raise ModelFileError(f"is no index of weights ({error}); fetch the model again", file=name) from None
+        raise ModelFileError(f"is not a valid index of weights ({error}); fetch the model again", file=name) from None
     shard = places.get(tensor)
     if shard is None:
         raise ModelFileError("is in no shard; fetch the model again", file=name, key=tensor)
     if not shard or {"/", "\\", "\0"} & set(shard) or not (index.parent / shard).is_file():
-        raise ModelFileError(f"names {shard!r}, which is no file beside it; fetch the model again", file=name)
+        raise ModelFileError(
+            f"names {shard!r}, which is not a file in the same folder; fetch the model again", file=name
+        )
     return index.parent / shard
 
 

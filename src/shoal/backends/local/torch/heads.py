@@ -205,7 +205,7 @@ def get_activation(name: str) -> Module:
         "silu": functional.silu,
     }
     if name not in known:
-        raise ModelFileError(f"unknown activation {name!r}; Shoal knows {', '.join(known)}", file="modules.json")
+        raise ModelFileError(f"unknown activation {name!r}; Shoal supports {', '.join(known)}", file="modules.json")
     return known[name]
 
 
@@ -235,7 +235,7 @@ def _load_tensor(folder: Path, step: LayerSpec, tensor: str, shape: tuple[int, .
     name = place.relative_to(folder).as_posix()
     try:
         with safe_open(place, framework="pt") as file:
-            found = file.get_tensor(tensor) if tensor in file.keys() else None  # noqa: SIM118 - it is no dictionary
+            found = file.get_tensor(tensor) if tensor in file.keys() else None  # noqa: SIM118 - it is not a dictionary
     except (OSError, SafetensorError) as error:
         raise ModelFileError(f"cannot be read ({error}); fetch the model again", file=name) from None
     if found is None:

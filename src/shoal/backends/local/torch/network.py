@@ -38,7 +38,7 @@ initializers of the whole process while it builds a model."""
 
 
 class BatchCancelled(RuntimeError):
-    """A batch was stopped halfway because nobody waits for it any more."""
+    """A batch was stopped halfway because no request waits for it any more."""
 
 
 class Network:
@@ -67,10 +67,12 @@ class Network:
         """Raise ValueError for numbers outside the model's tables: on a GPU they would break all later work."""
         for name, size in self._bounds.items():
             if name in feeds and (feeds[name].min() < 0 or feeds[name].max() >= size):
-                raise ValueError(f"{name} has {feeds[name].min()} to {feeds[name].max()}, the table 0 to {size - 1}")
+                raise ValueError(
+                    f"{name} must be between 0 and {size - 1} (got {feeds[name].min()} to {feeds[name].max()})"
+                )
         length = feeds["input_ids"].shape[1]
         if self.positions and length > self.positions:
-            raise ValueError(f"{length} tokens, the model has {self.positions} positions")
+            raise ValueError(f"{length} tokens exceed the model's {self.positions} positions")
 
     def run(self, feeds: Tensors, outputs: Sequence[str], stop: threading.Event) -> dict[str, Tensor]:
         """Return the outputs as f32 tensors on the device. On a GPU they may still be in progress.
@@ -138,11 +140,11 @@ def _config(folder: Path) -> Any:
 
         try:
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # transformers does not catch what its model classes raise
+        except Exception as error:  # the model classes of transformers raise errors of any type
             raise _load_error(error) from error
     if getattr(config, "auto_map", None):
         raise ModelFileError(
-            "the model brings its own code, which Shoal never runs; what transformers has under this name is another",
+            "the model needs its own code, which Shoal never runs; use one whose architecture transformers supports",
             file="config.json",
             key="auto_map",
         )
@@ -181,13 +183,13 @@ def _load_locked(folder: Path, spec: TextSpec, precision: str) -> Model:
             dtype=getattr(torch, DTYPES[precision]),
             output_loading_info=True,
         )
-    except Exception as error:  # transformers does not catch what its model classes raise
+    except Exception as error:  # the model classes of transformers raise errors of any type
         raise _load_error(error) from error
     missing = [name for name in loading_info["missing_keys"] if not optional or optional not in name]
     if missing or loading_info["mismatched_keys"]:
         wrong = sorted([*missing, *(str(key[0]) for key in loading_info["mismatched_keys"])])
         raise ModelFileError(
-            f"{len(wrong)} tensors are missing or of another shape than config.json says; fetch the model again",
+            f"{len(wrong)} tensors are missing or do not match the shapes in config.json; fetch the model again",
             file="model.safetensors",
             key=wrong[0],
         )
@@ -197,8 +199,8 @@ def _load_locked(folder: Path, spec: TextSpec, precision: str) -> Model:
 
 def _load_error(error: Exception) -> ModelFileError:
     return ModelFileError(
-        f"transformers cannot load this model: {shorten_message(str(error)) or type(error).__name__}; it must be of an "
-        "architecture that transformers has, with weights in safetensors",
+        f"transformers cannot load this model: {shorten_message(str(error)) or type(error).__name__}; use a model "
+        "whose architecture transformers supports, with safetensors weights",
         file="config.json",
     )
 

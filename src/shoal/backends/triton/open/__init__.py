@@ -1,6 +1,6 @@
 """Opens models on Triton: combines servers, models and settings.
 
-`publish` and `withdraw` are for the command line, which runs no server of Shoal's.
+`publish` and `withdraw` are for the command line, which runs no Shoal server.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ async def publish(name: str, stored: StoredModel, settings: Settings) -> str:
 async def withdraw(name: str, settings: Settings) -> bool:
     """Remove what Shoal wrote into the repository for a name, after unloading it if Triton can be reached.
 
-    Returns False if there is nothing. Raises Forbidden for what Shoal did not make, ConfigError for a folder that
-    cannot be used.
+    Returns False if there is nothing. Raises Forbidden if Shoal did not make the model, ConfigError for an
+    unusable folder.
     """
     tritons = TritonConnections(settings)
     try:

@@ -30,8 +30,8 @@ class TritonConnections:
         async with self._lock:
             found = self._servers.get((target, tls))
             if found is None:
-                secured = await asyncio.to_thread(self._read_tls) if tls else None
-                client = Client(with_port(target), tls=secured, metadata=self._metadata())
+                tls_files = await asyncio.to_thread(self._read_tls) if tls else None
+                client = Client(with_port(target), tls=tls_files, metadata=self._metadata())
                 found = self._servers[target, tls] = (client, Control(client))
             return found
 

@@ -16,18 +16,18 @@ from shoal.models.store import StoredModel
 
 
 async def open_files(target: Target, host: TritonHost, resources: Resources, report: ProgressReporter) -> Runner:
-    """Load a model from files into Triton and open it. One that is already there under a bare name is used as it is.
+    """Load a model from files into Triton and open it. A bare name also opens a model that is already there, as it is.
     Raises SetupError, and the server's error of the load."""
     if len(target.addresses) > 1:
-        raise ConfigError(f"{target.name}: in Triton a model has one address, and instances: set triton_instances")
+        raise ConfigError(f"{target.name}: in Triton a model has one address: for more instances set triton_instances")
     await host.wait_reachable(report)
     if await is_in_repository(target, host, resources):
         return await _open_existing(target, host, resources, None, report)
     stored = await resources.prepare(target, await resources.source(target), report)
     if stored.manifest.generation is not None:
         raise ConfigError(
-            f"{target.name} is a language model, which Shoal does not write into Triton: run it here with "
-            f'`backend = "local"` in [models."{target.name}"], or see docs/triton-llm.md for Triton\'s own way'
+            f"{target.name} is a language model, which Shoal does not load into Triton: run it here with "
+            f'`backend = "local"` in [models."{target.name}"], or serve it with Triton as in docs/triton-llm.md'
         )
     report("writing the model into Triton's repository")
     new = await host.find_entry(target.name) is None

@@ -48,7 +48,7 @@ LOOK_S = 2.0
 class TritonHost:
     """A Triton server at `url`: host:port or a socket's path. `repository`: its folder here; None: files are pushed.
 
-    If Shoal starts the server itself, `url` is known only after `wait_reachable`.
+    If Shoal starts the server itself, `url` is empty until `wait_reachable` returns.
     """
 
     def __init__(self, settings: Settings, tritons: TritonConnections) -> None:
@@ -69,7 +69,7 @@ class TritonHost:
     async def open_from_settings(
         cls, settings: Settings, tritons: TritonConnections, progress: Progress | None = None
     ) -> AsyncIterator[TritonHost | None]:
-        """Yield the host of the settings: one that is started, one that is named, or None."""
+        """Yield the host of the settings: a server that Shoal starts, or one that they name, or None."""
         if not settings.triton and not settings.triton_url:
             yield None
             return
@@ -88,7 +88,7 @@ class TritonHost:
             metrics_port=0,
             offline=settings.offline,
         )
-        host.url = "its own server"
+        host.url = ""
         host.repository = Repository(options.folder)
         host._server = asyncio.get_running_loop().create_future()
         stop = asyncio.Event()
@@ -111,17 +111,22 @@ class TritonHost:
                 self._server.set_result(server)
                 await stop.wait()
         except ShoalError as error:
-            logger.error("no Triton: %s", error.message)
+            logger.error("Triton did not start: %s", error.message)
             self._give_up(error)
         except Exception as error:  # a bug: callers that wait for the server must see it
             logger.exception("Triton failed to start for an unexpected reason")
-            self._give_up(InternalError(f"Triton could not be run: {error!r}"))
+            self._give_up(InternalError(f"Triton could not be started: {error!r}"))
 
     def _give_up(self, error: ShoalError) -> None:
         assert self._server is not None
         if not self._server.done():
             self._server.set_exception(error)
-            self._server.exception()  # marks it as retrieved: maybe nothing waits for the server
+            self._server.exception()  # marks it as retrieved, in case nothing waits for the server
+
+    @property
+    def label(self) -> str:
+        """The server as messages name it."""
+        return f"Triton at {self.url}" if self.url else "Shoal's own Triton"
 
     async def wait_reachable(self, note: Notify) -> None:
         """Return once the server answers; `note` receives what it waits for. Raises SetupError if it cannot start."""
@@ -137,10 +142,13 @@ class TritonHost:
                 reason = "it is not live yet"
             except (TransportFailed, DeadlineExceeded) as error:
                 reason = error.message
-            note(f"waiting for Triton at {self.url}: {reason}")
+            note(f"waiting for {self.label}: {reason}")
             await asyncio.sleep(pause)
 
     async def control(self) -> Control:
+        """Return the control of the server. Raises TransportFailed if Shoal's own server has no address yet."""
+        if self._server is not None and not self.url:
+            raise TransportFailed(f"{self.label} has not started")
         return (await self._tritons.connect(self.url, tls=self._tls))[1]
 
     async def find_entry(self, name: str) -> RepositoryEntry | None:
@@ -177,8 +185,8 @@ class TritonHost:
                 await self.remove(name)
             if isinstance(error, ModelNotFound) and self.repository is not None:
                 raise ConfigError(
-                    f"Triton at {self.url} does not see what was written to {self.repository.folder}: triton_repository"
-                    " must be the folder that it reads (its --model-repository), or empty to send it the files",
+                    f"{self.label} does not find the model in {self.repository.folder}: triton_repository must"
+                    " be the folder that it reads (its --model-repository), or empty to push the files",
                     param="triton_repository",
                 ) from error
             raise
@@ -191,8 +199,8 @@ class TritonHost:
         except ModelFailed as error:
             if settings.triton_platform != "auto" or self._platforms or _NO_BACKEND not in error.message:
                 raise
-            # Only a load shows what a Triton on another machine lacks; the PyPI one has only the python backend.
-            logger.info("Triton at %s has no onnxruntime backend: models are written for python", self.url)
+            # Only a load shows a remote Triton's missing backends; the PyPI one has only the python backend.
+            logger.info("%s has no onnxruntime backend: writing models for its python backend", self.label)
             self._platforms = ("python",)
             return await self._write_and_load(name, stored, settings, text_in)
 
@@ -220,7 +228,7 @@ class TritonHost:
             logger.info("%s was not unloaded: %s", name, error.message)
 
     async def undo_publish(self, name: str, settings: Settings) -> None:
-        """Undo the `publish` of a new model as far as it came: unload it, and remove it from the repository."""
+        """Undo the `publish` of a new model, complete or not: unload it, and remove it from the repository."""
         try:
             spec = self._pushed_specs.get(name)
             held = await self.find_entry(name)
@@ -231,7 +239,7 @@ class TritonHost:
                 await self.unload(name, settings)
                 await self.remove(name)
         except ShoalError as error:
-            logger.warning("%s may be left on Triton at %s: %s", name, self.url, error.message)
+            logger.warning("%s may remain on %s: %s", name, self.label, error.message)
 
     async def load(self, name: str, settings: Settings, *, beside: bool = True) -> None:
         """Load what was published, or reload it. An image tower beside a text tower comes first, and neither stays if
@@ -299,8 +307,8 @@ class TritonHost:
             return True
         if self._server is None and await self.is_foreign(name):
             raise Forbidden(
-                f"{name} is in a model repository that Shoal has no access to: name its folder with triton_repository,"
-                " or delete it there yourself",
+                f"{name} is in a model repository that Shoal cannot access: set triton_repository to its folder,"
+                " or delete it there",
                 param="model",
             )
         return False
@@ -343,7 +351,7 @@ class TritonHost:
         try:
             indexed = await (await self.control()).index(deadline=time.monotonic() + LOOK_S)
         except ShoalError as error:
-            logger.debug("no index of %s: %s", self.url, error.message)
+            logger.debug("no index of %s: %s", self.label, error.message)
             self._names, self._answers = [], False
             return
         self._names = sorted({name for one in indexed if (name := served_name(one.name)) is not None})
@@ -382,8 +390,8 @@ def build_entry_spec(
         platform = "python"
     if platform == "tensorrt":
         raise ConfigError(
-            "a TensorRT plan is made on the machine that runs it: write it with trtexec and put it into the repository,"
-            " or use triton_platform onnxruntime with triton_accelerator tensorrt",
+            "a TensorRT plan must be built on the machine that runs it: build it with trtexec and put it into the"
+            " repository, or use triton_platform onnxruntime with triton_accelerator tensorrt",
             param="triton_platform",
         )
     image = image_tower(stored)
@@ -418,7 +426,7 @@ def build_entry_spec(
 
 
 def image_tower(stored: StoredModel) -> ImageTower | None:
-    """Return the image tower of a stored model, None if it takes no pictures. Blocks."""
+    """Return the image tower of a stored model, None if it takes no images. Blocks."""
     image = stored.manifest.image
     if image is None:
         return None
@@ -432,7 +440,7 @@ def _find_weights(graph: Path) -> tuple[Path, ...]:
 
 
 def token_width(stored: StoredModel) -> int:
-    """Return the width of the graph's token vectors, -1 if it has none or leaves it open: a Triton backend refuses a
+    """Return the width of the graph's token vectors, -1 if it has none or leaves it open: a Triton backend rejects a
     configuration that is less specific about an output than the graph. Blocks."""
     text = stored.manifest.text_spec
     if not text.tokens:
@@ -441,7 +449,7 @@ def token_width(stored: StoredModel) -> int:
         return text.dimension // len(text.pooling.split("+"))
     try:
         import onnx
-    except ImportError:  # then only the python platform, which takes any width, is sure to load it
+    except ImportError:  # the python platform takes any width; others may refuse to load it
         return -1
     graph = onnx.load(str(stored.graph), load_external_data=False).graph
     output = next(one for one in graph.output if one.name == text.tokens)

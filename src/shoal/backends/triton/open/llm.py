@@ -27,7 +27,7 @@ MakeGenerationRunner: TypeAlias = Callable[[ChatPipeline, Sequence[TextGenerator
 
 
 class TritonGenerationRunner(GenerationRunner, TritonMixin):
-    """A language model on Triton behind its generators. Replaces `runner`, which must not be used any more."""
+    """A language model on Triton behind its generators. Replaces `runner`, which must not be used afterwards."""
 
     def __init__(self, runner: GenerationRunner, endpoints: Sequence[Endpoint]) -> None:
         GenerationRunner.__init__(self, runner.pipeline, runner.generators, runner.facts, runner.options)
@@ -38,13 +38,13 @@ async def open_llm(
     target: TritonTarget, talk: MakeGenerationRunner, number: int, schema: LlmSchema
 ) -> TritonGenerationRunner:
     """Return the runner, with replica `number` in service. Raises SetupError if the model needs a tokenizer that is not
-    named or not available, and for adapters that it cannot take."""
+    configured or not available, and for adapters that it does not support."""
     from shoal.backends.base.chat_pipeline import load_chat_pipeline  # imported late: embedders need no template engine
 
     own, table = target.table, target.table.for_language_model
     if schema.family == "tokens" and table.tokenizer is None:
         raise ConfigError(
-            f"{target.name} takes token ids, and nothing says which tokenizer makes them: set `tokenizer` in "
+            f"{target.name} takes token ids and needs a tokenizer: set `tokenizer` in "
             f'[models."{target.name}"] of shoal.toml, as "hf:org/name" or a folder'
         )
     folder = await asyncio.to_thread(_tokenizer_folder, target, table.tokenizer)
@@ -123,5 +123,7 @@ def _tokenizer_folder(target: TritonTarget, source: str | None) -> Path | None:
     access = Access(offline=target.settings.offline, hf_token=target.settings.hf_token)
     folder = tokenizer_folder(source, store=Store(target.settings.home), access=access) / SOURCE
     if not (folder / TOKENIZER).is_file():
-        raise ConfigError(f"{source} has no {TOKENIZER}: name a repository or folder of the same model that has one")
+        raise ConfigError(
+            f"{source} has no {TOKENIZER}: set `tokenizer` to a repository or folder of the same model that has one"
+        )
     return folder

@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeAlias
 from shoal.backends.base.backoff import Notify, find_first, retry_pauses
 from shoal.backends.triton.engine import Endpoint, Schema, TritonEngine
 from shoal.backends.triton.llm_schema import LlmSchema
+from shoal.backends.triton.open.images import ImageReader, check_pair, image_endpoint, merge_facts
 from shoal.backends.triton.open.llm import MakeGenerationRunner, TritonGenerationRunner, open_llm
-from shoal.backends.triton.open.pictures import ImageReader, check_pair, image_endpoint, merge_facts
 from shoal.backends.triton.open.probing import ProbeResult, check_agreement
 from shoal.backends.triton.open.reading import TextReader
 from shoal.backends.triton.open.targets import TritonMixin, TritonTarget, list_offers
@@ -38,7 +38,7 @@ class TritonRunner(LaneRunner, TritonMixin):
 
 
 class TritonDualEncoder(DualEncoderRunner, TritonMixin):
-    """A model of texts and pictures on Triton: a tower and a lane for each. `endpoints`: those of both, texts first."""
+    """A model of texts and images on Triton: a tower and a lane for each. `endpoints`: those of both, texts first."""
 
     def __init__(
         self, lanes: Mapping[Modality, Lane], facts: ModelFacts, endpoints: Sequence[Endpoint], codec: TextCodec | None
@@ -61,8 +61,8 @@ async def open_triton(
     without limit, and `note` receives the reason. Raises SetupError if a server is up and the model cannot be served.
     """
     for pause in retry_pauses():
-        number, schema, brought = await _find_first_server(target.endpoints, note)
-        loaded = [target.endpoints[number]] if brought else []
+        number, schema, newly_loaded = await _find_first_server(target.endpoints, note)
+        loaded = [target.endpoints[number]] if newly_loaded else []
         try:
             if isinstance(schema, LlmSchema):
                 return await open_llm(target, talk, number, schema)
@@ -74,7 +74,7 @@ async def open_triton(
                     await endpoint.undo_load()
                 return await open_triton(_image_target(target), lanes, talk, note)
             return await _open_single(target, lanes, number, schema)
-        except (TransportFailed, DeadlineExceeded) as error:  # it was lost before its first answer
+        except (TransportFailed, DeadlineExceeded) as error:  # the model was lost before its first answer
             note(f"waiting for {target.endpoints[number].address}: {error.message}")
         except BaseException:  # a cancelled load must not leave anything on the server either
             for endpoint in loaded:
@@ -98,27 +98,27 @@ async def _open_single(target: TritonTarget, lanes: MakeLanes, number: int, embe
 async def _open_dual_encoder(
     target: TritonTarget, lanes: MakeLanes, number: int, embedder: Embedder, loaded: list[Endpoint]
 ) -> TritonDualEncoder:
-    """Return the runner of a text tower and an image tower beside it, which is added to `loaded` if it had to be."""
-    pictures = _image_target(target)
+    """Return the runner of a text tower and an image tower beside it, which is added to `loaded` if this loads it."""
+    image_target = _image_target(target)
     try:
-        schema, brought = await _find_schema(pictures.endpoints[number])
+        schema, newly_loaded = await _find_schema(image_target.endpoints[number])
     except ModelNotFound as error:
         raise ConfigError(
-            f"{target.name} reads texts and images, and its image tower is not there: {error.message}"
+            f"{target.name} reads texts and images, but its image tower is missing: {error.message}"
         ) from error
-    if brought:
-        loaded.append(pictures.endpoints[number])
-    assert isinstance(schema, Embedder), "no language model's name ends as an image tower's"
+    if newly_loaded:
+        loaded.append(image_target.endpoints[number])
+    assert isinstance(schema, Embedder), "the name of an image tower never belongs to a language model"
     check_pair(embedder, schema)
     async with AsyncExitStack() as opened:
         text = await _open_tower(target, number, embedder, opened)
-        image = await _open_tower(pictures, number, schema, opened)
+        image = await _open_tower(image_target, number, schema, opened)
         facts = merge_facts(text.facts, image.facts, embedder)
         parts: dict[Modality, tuple[Pipeline, Sequence[Engine]]] = {
             "text": (text.pipeline, text.engines),
             "image": (image.pipeline, image.engines),
         }
-        runner = TritonDualEncoder(lanes(parts, facts), facts, [*target.endpoints, *pictures.endpoints], text.codec)
+        runner = TritonDualEncoder(lanes(parts, facts), facts, [*target.endpoints, *image_target.endpoints], text.codec)
         opened.pop_all()
     return runner
 

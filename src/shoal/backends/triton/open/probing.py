@@ -33,7 +33,7 @@ ProbeResult: TypeAlias = ProbeVectors | ProbeSparseVectors | ProbeScores
 async def probe_model(
     engine: TritonEngine, pipeline: Pipeline, kinds: Sequence[VectorKind], *, pairs: bool = False
 ) -> ProbeResult:
-    """Return the answers of one replica. `kinds`: the vectors that the model gives, none if it scores; `pairs`: it
+    """Return the answers of one replica. `kinds`: the vectors that the model returns, none if it scores; `pairs`: it
     scores pairs of texts. Raises as the engine and the pipeline do."""
     deadline = time.monotonic() + PROBE_S
     if not kinds:

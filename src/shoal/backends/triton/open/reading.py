@@ -64,9 +64,9 @@ class TextReader:
             await probe_token(engine, pipeline, time.monotonic() + PROBE_S, size - 1, self.kinds[0])
         except (InputRejected, EngineFailed) as error:
             raise ConfigError(
-                f"{self.target.name}: the tokenizer of {self.target.table.tokenizer} does not fit its vocabulary: it "
-                f"has {size} tokens, and the model fails on the last of them ({error.message}); name the model's own "
-                f'tokenizer in [models."{self.target.name}"] of shoal.toml'
+                f"{self.target.name}: the tokenizer of {self.target.table.tokenizer} does not match the model: it has "
+                f"{size} tokens, and the model fails on the last one ({error.message}); set `tokenizer` to the model's "
+                f'own in [models."{self.target.name}"] of shoal.toml'
             ) from error
 
     def choose_pipeline(self, answered: ProbeResult) -> Pipeline:
@@ -78,8 +78,8 @@ class TextReader:
         expected = self.target.table.dimension
         if expected is not None and expected != answered.dimension:
             raise ConfigError(
-                f"{self.target.name} gives vectors of {answered.dimension} dimensions, and the configuration says "
-                f"{expected}: correct it, or leave it out, since the model decides"
+                f"{self.target.name} returns vectors of {answered.dimension} dimensions, but the configured "
+                f"`dimension` is {expected}: correct it or leave it out"
             )
         return self._build_pipeline(answered.dimension, unit=answered.unit)
 
@@ -95,7 +95,7 @@ class TextReader:
         assert isinstance(pipeline, ServedPipeline)
         spec = pipeline.spec
         scores = find_score(pipeline)
-        prompted = spec if isinstance(spec, TextSpec | StringSpec) else None
+        prompt_spec = spec if isinstance(spec, TextSpec | StringSpec) else None
         dense = "dense" in self.kinds and isinstance(answered, ProbeVectors)
         return ModelFacts(
             id=target.name,
@@ -111,8 +111,8 @@ class TextReader:
             normalized=not isinstance(spec, TextSpec) or spec.ends_normalized,
             space=self._vector_space(pipeline) if scores is None else "",
             revision=embedder.version,
-            prompts=dict(prompted.prompts) if prompted is not None else {},
-            default_prompt_name=prompted.default_prompt_name if prompted is not None else None,
+            prompts=dict(prompt_spec.prompts) if prompt_spec is not None else {},
+            default_prompt_name=prompt_spec.default_prompt_name if prompt_spec is not None else None,
             verified=f"{len(PAIRS if self.pairs else TEXTS)} {'pairs' if self.pairs else 'texts'} answered, all finite",
             details={
                 **describe_limits(target.settings),
@@ -184,7 +184,7 @@ class TextReader:
         return {"pooled": SENTENCE, "sentence_embedding": SENTENCE, "ends_normalized": unit}
 
     def _load_tokenizer(self) -> TextTokenizer | None:
-        """Return a tokenizer to count with, if the model reads text. Its files may say what the scores mean."""
+        """Return a tokenizer to count with, if the model reads text. Its files may define the scores."""
         target = self.target
         if target.table.tokenizer is None:
             return None
@@ -210,7 +210,7 @@ class TextReader:
 
 
 def find_score(pipeline: ServedPipeline) -> ScoreSpec | None:
-    """Return what a model's scores are, None for a model of vectors."""
+    """Return a model's ScoreSpec, None for a model of vectors."""
     if isinstance(pipeline, TextScorePipeline):
         return pipeline.score
     return pipeline.spec.score if isinstance(pipeline, PairPipeline) else None

@@ -1,4 +1,5 @@
-"""Rerankers and classifiers on Triton that Shoal did not write: labels, activation, and those that read text."""
+"""Rerankers and classifiers on Triton that Shoal did not write: labels, activation, and a pipeline for those that read
+text."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _VECTORS = frozenset(TOKEN_OUTPUTS) - {"output"}
 
 
 def read_head(source: Path) -> ScoreSpec | None:
-    """Return what a model's own files say of its scores, None if it has none. Raises ModelFileError."""
+    """Return the scores that a model's own files define, None if it has none. Raises ModelFileError."""
     path = cross_encoder_path(source) if is_cross_encoder(source) else ""
     prefix = f"{path}/" if path else ""
     config = read_object(source, f"{prefix}config.json")
@@ -31,7 +32,8 @@ def read_head(source: Path) -> ScoreSpec | None:
 
 
 def gives_scores(embedder: Embedder, head: ScoreSpec | None) -> bool:
-    """Return whether a model's first output holds scores; `head` is what its tokenizer's files say of them."""
+    """Return whether a model's first output holds scores; `head`: the scores that its tokenizer's files
+    define."""
     port = embedder.outputs[0]
     if port.canonical == LOGITS:
         return True
@@ -52,7 +54,7 @@ def score_spec(
     if labels and count not in (None, len(labels)):
         where = "`labels` of its table" if table.labels else "the config.json beside its tokenizer"
         raise ConfigError(
-            f"{name} gives {count} scores for an input, and {where} names {len(labels)} labels: correct `labels` in "
+            f"{name} returns {count} scores per input, but {where} has {len(labels)} labels: correct `labels` in "
             f'[models."{name}"] of shoal.toml',
             param="labels",
         )
@@ -73,8 +75,8 @@ def _activation(name: str, table: ModelTable, head: ScoreSpec | None, output: st
     if output == LOGITS:
         return "sigmoid" if labels == 1 else "softmax"
     raise ConfigError(
-        f"{name} gives scores as {output!r}, and nothing says whether they are final: set `activation` in "
-        f'[models."{name}"] of shoal.toml, to "identity" where they are, else to what is put over them ("sigmoid", '
+        f"{name} returns scores as {output!r}, and it is not known whether they are final: set `activation` in "
+        f'[models."{name}"] of shoal.toml, to "identity" if they are, else to the function to apply ("sigmoid", '
         '"softmax")',
         param="activation",
     )
@@ -114,7 +116,7 @@ class TextScorePipeline(StringPairPipeline):
         assert not isinstance(task, Embed)
         pairs = {True} if isinstance(task, Rerank) else {isinstance(item, tuple) for item in task.inputs}
         if pairs - {self.pair}:
-            reads = "two texts together: send pairs" if self.pair else "one text at a time: send no pairs"
+            reads = "two texts together: send pairs" if self.pair else "one text at a time: do not send pairs"
             raise InvalidValue(f"the model reads {reads}", param="input")
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:

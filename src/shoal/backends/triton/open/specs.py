@@ -29,8 +29,8 @@ logger = logging.getLogger("shoal.triton")
 
 
 class SpecSource(NamedTuple):
-    """A TextSpec, and the `folder` of the tokenizer. `space` "": unknown. `head`: what the tokenizer's files say of
-    scores, for a model that Shoal did not make."""
+    """A TextSpec, and the `folder` of the tokenizer. `space` "": unknown. `head`: the scores that the
+    tokenizer's files define, for a model that Shoal did not make."""
 
     folder: Path
     spec: TextSpec
@@ -64,27 +64,27 @@ def find_spec(target: TritonTarget, embedder: Embedder) -> SpecSource:
         return SpecSource(folder, drop_missing_heads(target.name, own, embedder), space)
     if table.tokenizer is None:
         raise ConfigError(
-            f"{target.name} takes token ids, and nothing says which tokenizer makes them: set `tokenizer` in "
+            f"{target.name} takes token ids and needs a tokenizer: set `tokenizer` in "
             f'[models."{target.name}"] of shoal.toml, as "hf:org/name" or a folder'
         )
     return _spec_from_tokenizer(target, embedder, table.tokenizer)
 
 
 def check_tokenizer(target: TritonTarget, embedder: Embedder, folder: Path, spec: TextSpec) -> None:
-    """Raise ConfigError for a tokenizer that makes other ids than the one that the entry was written with, as far as
-    the entry records it. Blocks."""
-    noted = embedder.parameters.get("shoal_tokenizer", "")
+    """Raise ConfigError for a tokenizer that makes other ids than the one that the entry was written with, if the entry
+    records it. Blocks."""
+    stored_fingerprint = embedder.parameters.get("shoal_tokenizer", "")
     file = spec.tokenizer if target.table.tokenizer is None else TOKENIZER_FILE
     size = read_tokenizer(folder, file).get_vocab_size(with_added_tokens=True)
-    if noted and noted != fingerprint(folder, file):
-        why = "makes other token ids than the one that the model was written into Triton with"
+    if stored_fingerprint and stored_fingerprint != fingerprint(folder, file):
+        why = "makes other token ids than the one that the model was written with"
     elif 0 < spec.vocab_size < size:
-        why = f"has {size} tokens, and the model knows {spec.vocab_size}"
+        why = f"has {size} tokens, but the model has {spec.vocab_size}"
     else:
         return
     source = embedder.parameters.get("shoal_source", "")
     remedy = (
-        f'leave `tokenizer` out of [models."{target.name}"] (its own is that of {source})'
+        f'leave `tokenizer` out of [models."{target.name}"] (its own tokenizer is that of {source})'
         if target.table.tokenizer is not None
         else "load the model through Shoal again"
     )
@@ -104,7 +104,7 @@ def drop_missing_heads(name: str, spec: TextSpec, embedder: Embedder) -> TextSpe
     left = msgspec.structs.replace(spec, **changes)
     if not left.kinds and (left.score is None or left.score.output not in names):
         raise ConfigError(
-            f"{name} gives {', '.join(sorted(names))}, and was written to give {', '.join(spec.outputs)}: load it "
+            f"{name} returns {', '.join(sorted(names))}, but was written to return {', '.join(spec.outputs)}: load it "
             "through Shoal again"
         )
     return left
@@ -127,8 +127,8 @@ def _written_folder(target: TritonTarget, embedder: Embedder) -> Path:
     try:
         return tokenizer_folder(address, store=open_store(target), access=make_access(target))
     except ModelFileError as error:
-        # Static models and some heads must be read as a whole to find the tokenizer.
-        logger.info("%s: the files of %s are read as a whole (%s)", target.name, address, error.message)
+        # Static models and some heads must be prepared as a whole to find the tokenizer.
+        logger.info("%s: preparing all of %s to get the tokenizer (%s)", target.name, address, error.message)
         return target.prepare(address).path
 
 

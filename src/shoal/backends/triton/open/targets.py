@@ -1,5 +1,5 @@
-"""Targets of models on Triton, the models that a server offers, and what the runners of both kinds do with the servers
-behind them."""
+"""Targets of models on Triton, the models that a server offers, and what both kinds of runners share: statistics and
+unloading."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _check_servable(name: str, schema: Schema, table: ModelTable) -> None:
     """Raise ConfigError for a model that cannot serve requests as configured."""
     if isinstance(schema, LlmSchema) and schema.family == "tokens" and table.for_language_model.tokenizer is None:
         raise ConfigError(
-            f"it takes token ids, and nothing says which tokenizer makes them: set `tokenizer` in "
+            f"it takes token ids and needs a tokenizer: set `tokenizer` in "
             f'[models."{name}"] of shoal.toml, as "hf:org/name" or a folder'
         )
 

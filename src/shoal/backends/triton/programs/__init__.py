@@ -1,2 +1,2 @@
 """The model.py files that Triton's python backend runs. Shoal copies them into a model repository and never imports
-them: they run in Triton's own Python, so they need nothing of Shoal."""
+them: they run in Triton's own Python, so they do not depend on Shoal."""

@@ -1,7 +1,7 @@
 """An encoder in Triton's python backend: the ONNX graph beside this file, run by ONNX Runtime.
 
-Requests that Triton hands over together share a run when their tensors have the same length and ask for the same
-outputs. Written by Shoal; needs numpy and onnxruntime in Triton's Python.
+Requests of one Triton batch share a run if their tensors have the same length and they ask for the same outputs.
+Written by Shoal; needs numpy and onnxruntime in Triton's Python.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOG_FATAL_ONLY = 4
 
 
 class TritonPythonModel:
-    """One instance: a process of its own, with its share of the cores."""
+    """One instance, in its own process, with its share of the cores."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Raises pb_utils.TritonModelException, which Triton shows as the reason why the model did not load."""
@@ -58,7 +58,7 @@ class TritonPythonModel:
         return answers
 
     def run(self, outputs: tuple[str, ...], members: list[list[Any]]) -> list[Any]:
-        """One answer a member; where they fail together, each is tried alone, so that it fails for itself."""
+        """Return one response per request. If the joint run fails, run each alone, so that only bad ones fail."""
         feed = {name: np.concatenate(parts) for name, parts in zip(self.names, zip(*members, strict=True), strict=True)}
         try:
             results = self.session.run(list(outputs), feed)
@@ -78,7 +78,7 @@ class TritonPythonModel:
 
 
 def import_onnxruntime() -> Any:
-    """The `onnxruntime` package, which reports to its vendor unless the environment says no before it starts."""
+    """Import `onnxruntime` without telemetry, which only a variable set before the import turns off."""
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     import onnxruntime
 
@@ -86,11 +86,11 @@ def import_onnxruntime() -> Any:
 
 
 def providers(kind: str, instance: str, device: str) -> list[Any]:
-    """What runs the graph: the GPU that Triton chose, where one is wanted and this ONNX Runtime has CUDA."""
+    """Return the execution providers: the GPU that Triton chose, if `kind` allows one and ONNX Runtime has CUDA."""
     found = "CUDAExecutionProvider" in import_onnxruntime().get_available_providers()
     if kind == "gpu" and not found:
         raise pb_utils.TritonModelException(
-            "the onnxruntime of Triton's Python has no CUDA: install onnxruntime-gpu there, or load with kind cpu"
+            "the onnxruntime of Triton's Python has no CUDA: install onnxruntime-gpu there, or use triton_kind cpu"
         )
     if found and kind != "cpu" and instance == "GPU":
         return [("CUDAExecutionProvider", {"device_id": device}), "CPUExecutionProvider"]
@@ -98,5 +98,5 @@ def providers(kind: str, instance: str, device: str) -> list[Any]:
 
 
 def failure(message: str, code: Any) -> Any:
-    # Triton's stub writes messages to a log that may know ASCII alone.
+    # Triton's stub writes messages to a log that may accept only ASCII.
     return pb_utils.InferenceResponse([], pb_utils.TritonError(ascii(message)[1:-1], code))

@@ -1,6 +1,6 @@
 """A tokenizer in Triton's python backend: the tokenizer.json beside this file, for the ensemble that takes texts.
 
-Texts get the model's default prompt, are cut at the end to the length that the model takes, and are padded to the
+Texts get the model's default prompt, are truncated at the end to the model's maximum length, and are padded to the
 longest of their request. Written by Shoal; needs numpy and tokenizers in Triton's Python.
 """
 
@@ -16,10 +16,10 @@ from tokenizers import Tokenizer, normalizers
 
 
 class TritonPythonModel:
-    """One instance. What it gives is set by the parameter `shoal_text`: Shoal's TextSpec as JSON."""
+    """One instance. The parameter `shoal_text`, Shoal's TextSpec as JSON, configures it."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Raises what the tokenizers library raises for a tokenizer.json that it cannot read."""
+        """Raises the tokenizers library's error for an invalid tokenizer.json."""
         config = json.loads(args["model_config"])
         spec = json.loads(config["parameters"]["shoal_text"]["string_value"])
         self.outputs = [one["name"] for one in config["output"]]
@@ -43,16 +43,16 @@ class TritonPythonModel:
         try:
             rows = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts)]
         except Exception as error:  # the tokenizers library raises plain Exception for everything
-            return failure(f"the tokenizer cannot read these texts: {error}", pb_utils.TritonError.INVALID_ARG)
+            return failure(f"the tokenizer failed on these texts: {error}", pb_utils.TritonError.INVALID_ARG)
         if not all(rows):
             empty = next(i for i, row in enumerate(rows) if not row)
-            return failure(f"input {empty}: the tokenizer makes no token of it", pb_utils.TritonError.INVALID_ARG)
+            return failure(f"input {empty}: the tokenizer returned no tokens", pb_utils.TritonError.INVALID_ARG)
         made = self.tensors(rows)
         wanted = [name for name in self.outputs if name in request.requested_output_names()]
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, made[name]) for name in wanted])
 
     def tensors(self, rows: list[list[int]]) -> dict[str, Any]:
-        """int64 [texts, longest], padded at the end."""
+        """Return int64 tensors [texts, longest], padded at the end."""
         lengths = np.array([[len(row)] for row in rows], dtype=np.int64)
         width = int(lengths.max())
         ids = np.full((len(rows), width), self.pad, dtype=np.int64)
@@ -69,14 +69,14 @@ class TritonPythonModel:
         }
 
     def count_tokens(self, prompt: str) -> int:
-        """The tokens of the prompt alone, without a special token at their end, as sentence-transformers counts."""
+        """Count the prompt's tokens without a special token at the end, as sentence-transformers does."""
         ids = self.tokenizer.encode_batch_fast([prompt])[0].ids
         special = {i for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
         return len(ids) - (ids[-1] in special) if ids else 0
 
 
 def read(path: Path, lower_case: bool) -> Tokenizer:
-    """The file's own padding and truncation are off; lower-casing comes before all else."""
+    """Read a tokenizer, without its own padding and truncation; lowercasing comes before its normalizer."""
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -90,5 +90,5 @@ def read(path: Path, lower_case: bool) -> Tokenizer:
 
 
 def failure(message: str, code: Any) -> Any:
-    # Triton's stub writes messages to a log that may know ASCII alone.
+    # Triton's stub writes messages to a log that may accept only ASCII.
     return pb_utils.InferenceResponse([], pb_utils.TritonError(ascii(message)[1:-1], code))

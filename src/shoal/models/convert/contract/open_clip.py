@@ -15,7 +15,7 @@ from shoal.errors import ModelFileError
 from shoal.models.convert.contract.json_file import JsonFile, read_object
 from shoal.models.convert.contract.tower_tokenizer import CLEANS, Clean, read_tower_tokenizer
 from shoal.models.convert.contract.tower_types import ImageTower, TextTower, TowerFamily, Towers, text_spec
-from shoal.models.convert.contract.transforms import open_clip_pictures
+from shoal.models.convert.contract.transforms import open_clip_image_spec
 from shoal.models.convert.contract.types import Activation
 from shoal.models.sources.select import CONVERT_IMAGES
 from shoal.models.sources.select import OPEN_CLIP as CONFIG
@@ -65,7 +65,7 @@ _READ_VISION = _READ_BOTH | {"head_width", "patch_size", "image_size", "timm_mod
 _READ_TEXT = _READ_BOTH | {"context_length", "vocab_size", "heads", "pool_type", "eos_id"}
 _READ_TEXT |= {"hf_tokenizer_name", "tokenizer_kwargs"}
 _READ_MODEL = frozenset({"embed_dim", "vision_cfg", "text_cfg", "quick_gelu", *_OTHER_MODELS})
-_READ_PICTURES = frozenset({"mode", "mean", "std", "interpolation", "resize_mode"})
+_PREPROCESS_KEYS = frozenset({"mode", "mean", "std", "interpolation", "resize_mode"})
 _UNUSED = frozenset(
     {"patch_dropout", "attn_pooler_queries", "attn_pooler_heads", "final_ln_after_pool", "image_seq_len"}
     | {"timm_model_pretrained", "timm_drop", "timm_drop_path", "timm_proj_bias", "hf_model_pretrained"}
@@ -319,7 +319,7 @@ def _clean(section: JsonFile) -> Clean:
 
 
 def _image_spec(section: JsonFile, size: int, dimension: int) -> ImageSpec:
-    _refuse_unknown_keys(section, _READ_PICTURES)
+    _refuse_unknown_keys(section, _PREPROCESS_KEYS)
     if section.text("mode", "RGB") != "RGB":
         raise section.refuse("mode", "must be RGB: only RGB images are supported")
-    return open_clip_pictures(section.data | {"size": size}, dimension=dimension, file=section.name)
+    return open_clip_image_spec(section.data | {"size": size}, dimension=dimension, file=section.name)

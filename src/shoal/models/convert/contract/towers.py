@@ -30,7 +30,7 @@ _LEGACY_EOS = 2
 _TEXT = "text_config"
 _VISION = "vision_config"
 _SIZES = {"intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
-_PICTURES = {"hidden_size": 768, "num_channels": 3, "image_size": 224}
+_VISION_SIZES = {"hidden_size": 768, "num_channels": 3, "image_size": 224}
 _CLIP = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
 _SIGLIP = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
 _DEFAULTS: dict[TowerFamily, dict[str, dict[str, Any]]] = {
@@ -45,11 +45,11 @@ _DEFAULTS: dict[TowerFamily, dict[str, dict[str, Any]]] = {
             "max_position_embeddings": 77,
             "eos_token_id": 49407,
         },
-        _VISION: _CLIP | _SIZES | _PICTURES | {"patch_size": 32},
+        _VISION: _CLIP | _SIZES | _VISION_SIZES | {"patch_size": 32},
     },
     "siglip": {
         _TEXT: _SIGLIP | _SIZES | {"vocab_size": 32000, "hidden_size": 768, "max_position_embeddings": 64},
-        _VISION: _SIGLIP | _SIZES | _PICTURES | {"patch_size": 16, "vision_use_head": True},
+        _VISION: _SIGLIP | _SIZES | _VISION_SIZES | {"patch_size": 16, "vision_use_head": True},
     },
 }
 """Defaults of transformers 5 for missing settings; files from older versions omit defaults."""

@@ -29,7 +29,7 @@ _COLOURS = {
 LOGITS = "logits"
 
 
-def open_clip_pictures(stated: Mapping[str, Any], *, dimension: int, file: str) -> ImageSpec:
+def open_clip_image_spec(stated: Mapping[str, Any], *, dimension: int, file: str) -> ImageSpec:
     """Convert a `preprocess_cfg`, complete as open_clip attaches it to a model's image tower. Raises ModelFileError,
     naming `file`, for settings that cannot be expressed."""
     stated = dict(stated) | {key: stated.get(key) or value for key, value in _COLOURS.items()}
@@ -51,7 +51,7 @@ def open_clip_pictures(stated: Mapping[str, Any], *, dimension: int, file: str) 
     )
 
 
-def timm_pictures(stated: Mapping[str, Any], *, dimension: int, labels: tuple[str, ...], file: str) -> ImageSpec:
+def timm_image_spec(stated: Mapping[str, Any], *, dimension: int, labels: tuple[str, ...], file: str) -> ImageSpec:
     """Convert what timm's `resolve_data_config` returns for a model. With `labels` it is a classifier, whose dimension
     is 0. Raises ModelFileError, naming `file`, for settings that cannot be expressed."""
     config = JsonFile(file, dict(stated), "pretrained_cfg")

@@ -1,4 +1,4 @@
-"""What the torch engine reads of a model's folder itself, without PyTorch."""
+"""The parts of the torch engine that read a model's folder, without PyTorch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def spec(*modules: str, **more: Any) -> TextSpec:
 
 
 def test_a_plain_checkpoint_is_its_own_encoder() -> None:
-    """Where nobody read the folder there is nothing but the encoder."""
+    """Without parts in the spec there is only the encoder."""
     assert find_parts(spec()) == PartsSpec()
     assert find_parts(spec(dimension=0, score=ScoreSpec(labels=("a",), activation="sigmoid"))) == PartsSpec()
 
@@ -57,7 +57,7 @@ def test_the_spec_lists_the_modules_around_the_encoder() -> None:
     ],
 )
 def test_parts_that_nobody_read_are_refused(unsaid: TextSpec) -> None:
-    """What the manifest does not say would be guessed, and give other vectors."""
+    """A manifest without the parts is rejected, since guessing them could give other vectors."""
     with pytest.raises(ModelFileError, match=r"manifest\.json: parts: .*pull the model again"):
         find_parts(unsaid)
 
@@ -71,7 +71,7 @@ def test_parts_that_nobody_read_are_refused(unsaid: TextSpec) -> None:
     ],
 )
 def test_the_spec_matches_the_contract(tmp_path: Path, make: Callable[..., Any], modules: int) -> None:
-    """Of every kind of head: nothing is left for a second reading."""
+    """The spec has the parts of every kind of head."""
     folder = make(tmp_path / "model")
     contract = read_contract(folder)
     parts = find_parts(text_spec(contract, tokenizer="t", inputs=SPEC.inputs, pooled="pooled"))
@@ -88,7 +88,7 @@ def test_the_spec_matches_the_contract(tmp_path: Path, make: Callable[..., Any],
 
 
 def test_pickled_weights_are_no_weights(tmp_path: Path) -> None:
-    """The error says that the file is there and why it is not read."""
+    """The error says that the pickle exists and why it is not read."""
     with pytest.raises(ModelFileError, match=r"1_D/model\.safetensors: is missing; serve a revision"):
         find_weights(tmp_path, "1_D", "linear.weight")
     (tmp_path / "1_D").mkdir()
@@ -100,12 +100,16 @@ def test_pickled_weights_are_no_weights(tmp_path: Path) -> None:
 
 
 def test_an_index_names_the_shard(tmp_path: Path) -> None:
-    """Of each tensor, among the files beside it."""
+    """The index maps each tensor to a shard in the same folder."""
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": "two.safetensors", "c": "../x"}}))
     (tmp_path / "one.safetensors").touch()
     assert find_weights(tmp_path, "", "a") == tmp_path / "one.safetensors"
-    for name, complaint in (("b", "no file beside it"), ("c", "no file beside it"), ("d", "in no shard")):
+    for name, complaint in (
+        ("b", "not a file in the same folder"),
+        ("c", "not a file in the same folder"),
+        ("d", "in no shard"),
+    ):
         with pytest.raises(ModelFileError, match=complaint):
             find_weights(tmp_path, "", name)
 
@@ -122,7 +126,7 @@ def test_an_index_names_the_shard(tmp_path: Path) -> None:
     ).map(lambda value: json.dumps(value).encode())
 )
 def test_any_index_is_read_or_refused(tmp_path: Path, data: bytes) -> None:
-    """Never another error than ModelFileError, and never a place outside of the folder."""
+    """Any index gives a path inside the folder or a ModelFileError."""
     (tmp_path / "model.safetensors.index.json").write_bytes(data)
     try:
         found = find_weights(tmp_path, "", "a")
@@ -135,14 +139,14 @@ def test_any_index_is_read_or_refused(tmp_path: Path, data: bytes) -> None:
 async def test_without_its_packages_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absent: str
 ) -> None:
-    """Importing the engine needs neither of them; opening it says how to install both."""
+    """Importing the engine needs neither package; opening it names the extra that installs both."""
     monkeypatch.setattr(engine, "find_spec", lambda name: None if name == absent else object())
     with pytest.raises(MissingExtra, match=r"\[torch\]"):
         await load_opener("torch")(tmp_path, name="x", options=EngineOptions(spec=SPEC))
 
 
 def test_torch_is_chosen_last_and_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs folders, so it is what is left where no engine for graphs is installed."""
+    """`auto` selects torch only if no graph engine is installed."""
     installed = {"torch", "onnxruntime"}
     monkeypatch.setattr(engines, "find_spec", lambda name: object() if name in installed else None)
     assert engines.choose_engine() == "onnxruntime"

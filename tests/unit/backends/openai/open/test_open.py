@@ -43,7 +43,7 @@ async def chat(runner: Runner, **fields: Any) -> list[Chunk]:
 
 
 def embeds(server: FakeUpstream) -> Script:
-    return lambda exchange: answer(server.embedded(exchange.request.json))(exchange)
+    return lambda exchange: answer(server.embeddings_reply(exchange.request.json))(exchange)
 
 
 def unit(vector: Array) -> Array:
@@ -204,7 +204,7 @@ class TestEmbeddings:
         assert np.array_equal((await embed(runner, "a", normalize=False)).vectors[0], vector_of("query: a"))
 
     async def test_a_dimension_that_was_not_expected(self, opened: Open) -> None:
-        with pytest.raises(ConfigError, match="m gives vectors of 8 dimensions, and the configuration says 16"):
+        with pytest.raises(ConfigError, match="m returns vectors of 8 dimensions, but the configuration says 16"):
             await opened(tasks=("embed",), dimension=16)
 
     async def test_one_bad_text_costs_the_others_nothing(self, server: FakeUpstream, opened: Open) -> None:
@@ -213,7 +213,9 @@ class TestEmbeddings:
         async def picky(exchange: Exchange) -> None:
             body = exchange.request.json
             bad = "bad" in body["input"]
-            await (answer({"error": {"message": "no"}}, 400) if bad else answer(server.embedded(body)))(exchange)
+            await (answer({"error": {"message": "no"}}, 400) if bad else answer(server.embeddings_reply(body)))(
+                exchange
+            )
 
         server.on("/embeddings", picky)
         pending = [embed(runner, text) for text in ("a", "b", "bad", "c")]
@@ -289,7 +291,7 @@ class TestWaiting:
         server.on("/models", answer({"data": [], "more": "x" * MAX_CARD_BYTES}))
         notes: list[str] = []
         opening = asyncio.create_task(opened(notes=notes))
-        await self.wait_for_note(notes, f"answered more than {MAX_CARD_BYTES} bytes")
+        await self.wait_for_note(notes, f"returned more than {MAX_CARD_BYTES} bytes")
         server.on("/models", answer({"data": []}))
         assert (await opening).facts.tasks == ("embed", "generate")
 
@@ -298,9 +300,11 @@ class TestWaiting:
             server.on(path, answer({"error": "busy"}, 503))
         notes: list[str] = []
         opening = asyncio.create_task(opened(notes=notes))
-        await self.wait_for_note(notes, "it answers status 503 (busy)")
+        await self.wait_for_note(notes, "it returns status 503 (busy)")
         server.on("/chat/completions", chats)
-        await self.wait_for_note(notes, "asked whether it can embed; if it cannot, say what it can with `tasks`")
+        await self.wait_for_note(
+            notes, "whether it can embed: it returns status 503 (busy); if it cannot, set the model's `tasks`"
+        )
         assert not opening.done()
         server.on("/embeddings", NO_ROUTE)
         assert (await opening).facts.tasks == ("generate",)
@@ -321,7 +325,7 @@ class TestWaiting:
         server.on(path, script)
         notes: list[str] = []
         opening = asyncio.create_task(opened(notes=notes))
-        await self.wait_for_note(notes, "asked whether it can")
+        await self.wait_for_note(notes, "cannot find out whether it can")
         server.on(path, usual)
         assert (await opening).facts.tasks == ("embed", "generate")
 
@@ -388,7 +392,7 @@ class TestOffered:
             found = await list_offers(address, Settings())
         assert isinstance(found["a-b"], ServedModel)
         assert found["a-b"].addresses[0].model == "a-b"
-        assert found["a:b"] == f"another model is served as a-b already: name this one, NAME={address}#a:b"
+        assert found["a:b"] == f"another model is already served as a-b: give this one a name, NAME={address}#a:b"
 
     async def test_a_server_that_does_not_list(self, server: FakeUpstream) -> None:
         address = parse_address(f"openai+http://{server.target}")

@@ -260,7 +260,7 @@ class TestFailures:
             runner = await opened(scores, same, other)
             replicas = runner._runners[0].lane.replicas  # type: ignore[attr-defined]
             async with asyncio.timeout(30):
-                while not (replicas[1].engine.ready() and "scores than its peers" in replicas[2].engine.reason):  # noqa: ASYNC110
+                while not (replicas[1].engine.ready() and "than the other replicas" in replicas[2].engine.reason):  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
             assert not replicas[2].engine.ready()
             await runner.aclose()
@@ -271,7 +271,7 @@ class TestFailures:
         notes: list[str] = []
         opening = asyncio.create_task(opened(scores, notes=notes))
         async with asyncio.timeout(30):
-            while not any("asked whether it can score" in note for note in notes):  # noqa: ASYNC110
+            while not any("whether it can score" in note for note in notes):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         scores.on("/rerank", reranks())
         assert "rerank" in (await opening).facts.tasks
@@ -317,7 +317,7 @@ class TestAnotherModel:
 
     def _right(self, server: FakeUpstream) -> Script:
         async def run(exchange: Exchange) -> None:
-            await answer(server.embedded(exchange.request.json))(exchange)
+            await answer(server.embeddings_reply(exchange.request.json))(exchange)
 
         return run
 
@@ -365,7 +365,7 @@ class TestIds:
             if not failures and isinstance(exchange.request.json["input"][0], list):
                 failures += 1
                 return await answer(b"", 502)(exchange)
-            return await answer(server.embedded(exchange.request.json))(exchange)
+            return await answer(server.embeddings_reply(exchange.request.json))(exchange)
 
         server.on("/embeddings", dies)
         notes: list[str] = []
@@ -399,7 +399,7 @@ class TestOptions:
         assert len({str(sorted(one.items())) for one in options}) == 4
 
     async def test_prompts_of_two_places(self, opened: Open) -> None:
-        with pytest.raises(ConfigError, match="leave out `prompts`, or prompt_name"):
+        with pytest.raises(ConfigError, match="has `prompts`, and also passes prompt_name"):
             await opened(tasks=("embed",), passes=("prompt_name",), prompts={"q": "query: "})
 
     async def test_of_rerankers(self, scores: FakeUpstream, opened: Open) -> None:

@@ -199,8 +199,8 @@ class TestReplicas:
                 await until(engine.ready)
                 other.change(max_input_length=3, model_sha="new")
                 await until(lambda: not engine.ready())
-            words = "scores than its peers" if kind in ("reranker", "classifier") else "vectors than its peers"
-            await until(lambda: words in engine.reason)
+            noun = "scores" if kind in ("reranker", "classifier") else "vectors"
+            await until(lambda: f"{noun} than the other replicas" in engine.reason)
             assert not engine.ready()
             assert runner.ready()
 
@@ -219,6 +219,6 @@ class TestReplicas:
         server.change(seed=1, model_sha="other")
         await until(lambda: not runner.ready())
         engine: Any = runner.lane.replicas[0].engine
-        await until(lambda: "returns different vectors than its peers" in engine.reason)
+        await until(lambda: "returns different vectors than the other replicas" in engine.reason)
         server.change(seed=0)
         await until(runner.ready)

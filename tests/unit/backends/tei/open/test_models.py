@@ -91,7 +91,7 @@ class TestEmbedders:
 
     async def test_a_dimension_that_the_configuration_promised(self, server: FakeTei, opened: Open) -> None:
         assert (await opened(server, dimension=16)).ready()
-        with pytest.raises(ConfigError, match="16 dimensions, and the configuration says 8"):
+        with pytest.raises(ConfigError, match="16 dimensions, but the configuration says 8"):
             await opened(server, dimension=8)
 
     async def test_a_tokenizer_counts_exactly(self, server: FakeTei, opened: Open, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ class TestStarting:
             raise Refusal(422, "Validation", "no such prompt")
 
         monkeypatch.setattr(server, "_rows", refusing)
-        with pytest.raises(ConfigError, match=r"m does not answer: .* \(no such prompt\)"):
+        with pytest.raises(ConfigError, match=r"m rejects the probe inputs: .* \(no such prompt\)"):
             await opened(server)
 
     async def test_answers_tell_one_model_from_another(self, opened: Open) -> None:

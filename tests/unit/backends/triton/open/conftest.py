@@ -1,4 +1,4 @@
-"""A server in this process, connections to it, and no pauses between looks."""
+"""A server in this process, connections to it, and checks without pauses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.unit.models import checkpoints
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for a server looks all the time."""
+    """Check for servers without pauses."""
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
     monkeypatch.setattr(backoff, "RETRY_S", (0.001,))
     monkeypatch.setattr(connections, "Control", partial(control_module.Control, pauses=(0.001,)))
@@ -67,13 +67,13 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def settings(triton: FakeTriton, tmp_path: Path) -> Settings:
-    """Files are pushed."""
+    """Settings under which files are pushed."""
     return Settings(home=str(tmp_path / "home"), triton_url=triton.target, connect_timeout_s=2.0, load_timeout_s=10.0)
 
 
 @pytest.fixture
 def writing(settings: Settings, folder: Path) -> Settings:
-    """Files are written."""
+    """Settings under which files are written to a repository."""
     return msgspec.structs.replace(settings, triton_repository=str(folder))
 
 
@@ -95,7 +95,7 @@ async def offline(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A checkpoint without its weights: what a tokenizer comes from."""
+    """A checkpoint without its weights: the source of a tokenizer."""
     made = checkpoints.checkpoint(tmp_path / "tiny")
     prompts = {"prompts": {"query": "to "}, "default_prompt_name": None}
     checkpoints.write_json(made / "config_sentence_transformers.json", prompts)
@@ -105,7 +105,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def opened(tritons: TritonConnections, triton: FakeTriton, offline: Settings) -> AsyncIterator[Open]:
-    """Opens models of these servers (one: `triton`); they are closed at the end."""
+    """Opens models on these servers (default: `triton`) and closes them after the test."""
     runners: list[AnyTritonRunner] = []
     threads = Threads("prepare", 1)
 

@@ -1,4 +1,4 @@
-"""Embedding models for the fake Triton server, and what they answer."""
+"""Embedding models for the fake Triton server, and their expected answers."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ LACKING = "failed to load 'x', unable to find backend library for backend 'onnxr
 
 
 def vector_of(text: str, dimension: int = DIMENSION, *, unit: bool = False, seed: int = 0) -> Array:
-    """What a model that reads texts gives for one."""
+    """Return the vector that a model that reads texts returns for one text."""
     draw = np.random.default_rng([seed, zlib.crc32(text.encode())])
     vector = draw.standard_normal(dimension).astype(np.float32) * 3
     return np.asarray(vector / np.linalg.norm(vector) if unit else vector)
 
 
 def table(dimension: int = DIMENSION, seed: int = 0) -> Array:
-    """The vectors of tokens."""
+    """Return the vectors of all tokens."""
     return np.random.default_rng(seed).standard_normal((VOCAB, dimension)).astype(np.float32)
 
 
 def mean_of(ids: Sequence[int], dimension: int = DIMENSION, seed: int = 0) -> Array:
-    """What a model that reads tokens gives for them."""
+    """Return the vector that a model that reads tokens returns for them."""
     return np.asarray(table(dimension, seed)[list(ids)].mean(0))
 
 
 def text_model(
     name: str = "emb", dimension: int = DIMENSION, *, unit: bool = False, seed: int = 0, **fields: Any
 ) -> FakeModel:
-    """From `text` to `vectors`."""
+    """Build a model from `text` to `vectors`."""
 
     def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
         texts = [each.decode() for each in triton_codec.read_inputs(request)["text"].ravel()]
@@ -76,8 +76,8 @@ def token_model(
     seed: int = 0,
     **fields: Any,
 ) -> FakeModel:
-    """From `input_ids` and `attention_mask` to `sentence_embedding`, or to `token_embeddings` when not `pooled`.
-    Attended tokens alone count."""
+    """Build a model from `input_ids` and `attention_mask` to `sentence_embedding`, or to `token_embeddings` if not
+    `pooled`. Only attended tokens count."""
     output = "sentence_embedding" if pooled else "token_embeddings"
     length = fields.pop("length", -1)
 
@@ -97,7 +97,7 @@ def token_model(
 def stored_model(
     store: Store, address: str = "hf:org/mini", *, dimension: int = checkpoints.HIDDEN, created: int = 1
 ) -> StoredModel:
-    """A model of the store whose graph nobody can run, and whose tokenizer everybody can."""
+    """Return a model of the store with an invalid graph and a valid tokenizer."""
     parsed = parse_address(address)
     with store.working(parsed) as partial:
         (partial / "model.onnx").write_bytes(b"graph")
@@ -128,7 +128,7 @@ def stored_model(
 
 
 def reads(triton: FakeTriton, folder: Path, dimension: int = checkpoints.HIDDEN, load_error: str = "") -> None:
-    """Let a server load what lies in a repository's folder, each as a model that reads tokens."""
+    """Let a server load the folders of a repository, each as a model that reads tokens."""
     load = triton._load
 
     def look_and_load(request: Any) -> Any:
@@ -143,26 +143,26 @@ def reads(triton: FakeTriton, folder: Path, dimension: int = checkpoints.HIDDEN,
 
 
 def requests_of(triton: FakeTriton, rpc: str) -> list[Any]:
-    """The requests of one RPC so far."""
+    """Return the requests of one RPC so far."""
     return [request for name, request in triton.requests if name == rpc]
 
 
 def forgotten(triton: FakeTriton) -> None:
-    """As after the start of a server in explicit mode: nothing is loaded, and nothing says why."""
+    """Put a server into the state after a start in explicit mode: nothing is loaded, and no reason is listed."""
     for model in triton.models.values():
         model.state = model.reason = ""
 
 
 @asynccontextmanager
 async def grpc_in_use() -> AsyncIterator[None]:
-    """Hold gRPC's threads from the first test to the last: to end them blocks whoever drops the last of its objects,
-    and to begin anew in the next test's loop may leave that loop without wake-ups."""
+    """Keep gRPC's threads alive across all tests: stopping them blocks the test that drops the last gRPC object, and
+    restarting them in the next test's loop may lose wake-ups."""
     grpc.aio.init_grpc_aio()
     yield
 
 
 async def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Let the loop turn until what nobody announces has come true."""
+    """Run the loop until a condition without an event becomes true."""
     async with asyncio.timeout(seconds):
         while not true():  # noqa: ASYNC110 - a state that has no event of its own
             await asyncio.sleep(0.001)

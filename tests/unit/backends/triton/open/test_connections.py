@@ -1,4 +1,4 @@
-"""Connections to Triton servers: one a server, with what the settings say."""
+"""Connections to Triton servers: one per server, made from the settings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_tritons_port_is_the_default(target: str, expected: str) -> None:
 
 
 async def test_a_server_has_one_connection(tritons: TritonConnections) -> None:
-    """However many ask at once; with TLS it is another one."""
+    """Concurrent callers share it; with TLS there is another one."""
     found = await asyncio.gather(*(tritons.connect("gpu1", tls=False) for _ in range(5)))
     assert len({id(client) for client, _ in found}) == 1
     assert (await tritons.connect("gpu1", tls=True))[0] is not found[0][0]
@@ -50,7 +50,7 @@ async def test_a_server_has_one_connection(tritons: TritonConnections) -> None:
 
 
 async def test_metadata_goes_with_every_call(triton: FakeTriton, tritons: TritonConnections) -> None:
-    """Only the first colon parts a name from its value."""
+    """Only the first colon separates a name from its value."""
     triton.key = ("triton-grpc-protocol-model", "se:cret")
     client, _ = await tritons.connect(triton.target, tls=False)
     assert await client.server_live(deadline=asyncio.get_running_loop().time() + 30)
@@ -58,7 +58,7 @@ async def test_metadata_goes_with_every_call(triton: FakeTriton, tritons: Triton
 
 
 async def test_files_of_tls_are_read_when_they_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each as its bytes, for a `tritons:` address alone; one that is not there is named."""
+    """They are read as bytes, and only for `tritons:` addresses; the error names a missing file."""
     made: list[Any] = []
 
     def client(target: str, *, tls: Tls | None = None, **options: Any) -> Client:
@@ -81,7 +81,7 @@ async def test_files_of_tls_are_read_when_they_are_needed(tmp_path: Path, monkey
 
 
 async def test_an_address_becomes_a_target(tritons: TritonConnections) -> None:
-    """With the model's version, the names of its table and the times of the settings."""
+    """With the version, the tensor names of the model's table, and the timeouts of the settings."""
     table = ModelTable(input_names={"input_ids": "ids"}, output_names={"embedding": "out"})
     settings = Settings(connect_timeout_s=2.0, load_timeout_s=20.0)
     target = await tritons.endpoint(parse_address("triton://gpu1#m@3"), table, settings)
@@ -94,7 +94,7 @@ async def test_an_address_becomes_a_target(tritons: TritonConnections) -> None:
 
 
 async def test_closing_closes_every_connection(tritons: TritonConnections) -> None:
-    """Also when one of them fails to."""
+    """Even if closing one of them fails."""
     closed: list[str] = []
     for name in ("a", "b"):
         client, _ = await tritons.connect(name, tls=False)

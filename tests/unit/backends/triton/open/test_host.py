@@ -1,4 +1,4 @@
-"""The Triton that models are put into: through its repository's folder, by push, and one that Shoal starts itself."""
+"""The Triton that models are loaded into: through its repository's folder, by push, and a server that Shoal starts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TestPublishing:
     async def test_what_cannot_be_loaded_is_not_left(
         self, writing: Settings, tritons: TritonConnections, triton: FakeTriton, stored: StoredModel, folder: Path
     ) -> None:
-        """A new entry goes again; the server's own reason is told."""
+        """A new entry is removed; the error has the server's own reason."""
         reads(triton, folder, load_error="the graph is broken")
         host = TritonHost(writing, tritons)
         with pytest.raises(ModelFailed, match="the graph is broken"):
@@ -53,7 +53,7 @@ class TestPublishing:
     async def test_an_entry_that_was_there_stays(
         self, host: TritonHost, triton: FakeTriton, stored: StoredModel, writing: Settings
     ) -> None:
-        """Somebody else may have it loaded."""
+        """Another Shoal may have it loaded."""
         await host.publish(NAME, stored, writing)
         triton.models[FOLDER].load_error = "out of memory"
         with pytest.raises(ModelFailed, match="out of memory"):
@@ -63,7 +63,7 @@ class TestPublishing:
     async def test_what_was_published_in_vain_is_taken_back(
         self, host: TritonHost, triton: FakeTriton, stored: StoredModel, writing: Settings
     ) -> None:
-        """Off the server and out of the repository; a second time there is nothing to do."""
+        """From the server and from the repository; a second call does nothing."""
         await host.publish(NAME, stored, writing)
         await host.undo_publish(NAME, writing)
         assert triton.models[FOLDER].state == "UNAVAILABLE"
@@ -82,7 +82,7 @@ class TestPublishing:
     async def test_what_was_pushed_in_vain_is_taken_back(
         self, pushing: TritonHost, triton: FakeTriton, stored: StoredModel, settings: Settings
     ) -> None:
-        """Also while the server is away, which then has it no longer."""
+        """Also while the server is unreachable: it has lost the model then."""
         await pushing.publish(NAME, stored, settings)
         await pushing.undo_publish(NAME, settings)
         assert triton.models[FOLDER].state != "READY"
@@ -100,7 +100,7 @@ class TestPublishing:
         folder: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Only a load tells; what it told is remembered for the next model."""
+        """Only a load shows it; the host remembers it for the next model."""
         reads(triton, folder)
         load = triton._load
 
@@ -127,7 +127,7 @@ class TestPublishing:
         folder: Path,
         platform: Any,
     ) -> None:
-        """And one attempt with python is enough: whatever fails, no new entry is left."""
+        """Python is tried only once, and no new entry remains after any failure."""
         chosen = msgspec.structs.replace(writing, triton_platform=platform)
         reads(triton, folder, load_error=LACKING)
         host = TritonHost(chosen, tritons)
@@ -146,7 +146,7 @@ class TestPublishing:
     async def test_without_a_folder_files_are_pushed(
         self, pushing: TritonHost, triton: FakeTriton, stored: StoredModel, settings: Settings
     ) -> None:
-        """With the configuration; after a restart of the server they are pushed again."""
+        """With the configuration, and again after a restart of the server."""
         assert await pushing.write(NAME, stored, settings) == triton.target
         await pushing.load(NAME, settings)
         sent = requests_of(triton, "RepositoryModelLoad")[0]
@@ -168,7 +168,7 @@ class TestPublishing:
     async def test_an_ensemble_is_pushed_whole(
         self, pushing: TritonHost, triton: FakeTriton, stored: StoredModel, settings: Settings
     ) -> None:
-        """Its own load is refused and works all the same, so that readiness decides."""
+        """The server reports an error for its load although the load succeeds, so readiness decides."""
         load = triton._load
 
         def refusing(request: Any) -> Any:
@@ -207,7 +207,7 @@ class TestWhoseItIs:
     async def test_by_the_index(
         self, pushing: TritonHost, triton: FakeTriton, stored: StoredModel, settings: Settings
     ) -> None:
-        """What was pushed from here is ours; there is nothing of another Shoal's to be used."""
+        """A model pushed from here is managed; without a repository no other Shoal's model can be used."""
         triton.add(text_model("theirs", loaded=False))
         await pushing.write(NAME, stored, settings)
         assert [await pushing.is_foreign(name) for name in ("theirs", NAME, "nobody")] == [True, False, False]
@@ -223,7 +223,7 @@ class TestTarget:
     async def test_texts_are_tokenised_here_all_the_same(
         self, host: TritonHost, pushing: TritonHost, stored: StoredModel, writing: Settings, settings: Settings
     ) -> None:
-        """Of a model that takes texts there, the encoder is asked; it is unloaded whole."""
+        """For a model that takes texts on Triton, Shoal calls the encoder; unloading removes all parts."""
         await host.write(NAME, stored, writing, text_in=True)
         await pushing.write(NAME, stored, settings, text_in=True)
         for each, chosen in ((host, writing), (pushing, settings)):
@@ -260,7 +260,7 @@ class TestEntries:
         assert {entry.backend for entry in found.values()} == {"triton"}
 
     async def test_a_folder_that_no_name_leads_to(self, host: TritonHost, triton: FakeTriton, folder: Path) -> None:
-        """Somebody's own: it is listed as it is called, and spoils no list."""
+        """A foreign folder is listed under its own name and does not break the list."""
         foreign(folder, "a+b")
         assert [(entry.name, entry.source) for entry in await host.entries()] == [
             ("a+b", f"triton://{triton.target}#a+b")
@@ -269,7 +269,7 @@ class TestEntries:
     async def test_of_the_index(
         self, pushing: TritonHost, triton: FakeTriton, stored: StoredModel, settings: Settings
     ) -> None:
-        """Parts of an ensemble are no models of their own."""
+        """Parts of an ensemble are not listed."""
         for name in ("b", "a", "a~~encoder", "a~~tokenizer"):
             triton.add(text_model(name))
         await pushing.publish(NAME, stored, settings)
@@ -283,7 +283,7 @@ class TestEntries:
     async def test_nobody_waits_twice_for_a_server_that_is_away(
         self, pushing: TritonHost, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is asked again behind the caller's back, and its models are back with the next list after that."""
+        """The next list refreshes in the background, and the one after that has the server's models again."""
         triton.add(text_model("a"))
         assert [entry.name for entry in await pushing.entries()] == ["a"]
         control, gate = pushing.control, asyncio.Event()
@@ -325,12 +325,12 @@ class TestRemoving:
     async def test_what_was_pushed(
         self, pushing: TritonHost, triton: FakeTriton, stored: StoredModel, settings: Settings
     ) -> None:
-        """What lies in a repository that nobody here can write is not ours to delete."""
+        """Models in a repository that Shoal cannot write cannot be deleted."""
         triton.add(text_model("theirs"))
         await pushing.write(NAME, stored, settings)
         assert await pushing.remove(NAME)
         assert not await pushing.remove(NAME)
-        with pytest.raises(Forbidden, match="name its folder with triton_repository"):
+        with pytest.raises(Forbidden, match="set triton_repository to its folder"):
             await pushing.remove("theirs")
 
     async def test_forgetting_what_was_unloaded(
@@ -343,7 +343,7 @@ class TestRemoving:
     async def test_unloading(
         self, host: TritonHost, triton: FakeTriton, stored: StoredModel, writing: Settings
     ) -> None:
-        """A server that is away has nothing loaded."""
+        """An unreachable server has nothing loaded."""
         await host.publish(NAME, stored, writing)
         await host.unload(NAME, writing)
         assert triton.models[FOLDER].state == "UNAVAILABLE"
@@ -381,13 +381,13 @@ class TestEntry:
         assert caught.value.param == "triton_platform"
 
     def test_an_ensemble_of_texts_is_over_dense_vectors(self, stored: StoredModel) -> None:
-        """Nothing else is what a client without a tokenizer could make sense of."""
+        """A client without a tokenizer can use only dense vectors."""
         text = msgspec.structs.replace(
             stored.manifest.text_spec, dimension=0, score=ScoreSpec(labels=("a",), activation="sigmoid")
         )
         other = StoredModel(stored.path, msgspec.structs.replace(stored.manifest, text=text))
         assert build_entry_spec(NAME, other, Settings()).space == ""
-        with pytest.raises(ConfigError, match="gives no dense vectors: load it without text_in") as caught:
+        with pytest.raises(ConfigError, match="returns no dense vectors: load it without text_in") as caught:
             build_entry_spec(NAME, other, Settings(triton_text_in=True))
         assert caught.value.param == "triton_text_in"
 

@@ -1,4 +1,4 @@
-"""Language models on a server in this process, from their schema to chunks; and which models a server offers."""
+"""Language models on a server in this process, from schema to chunks, and the models that a server offers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def usage(found: Sequence[Chunk]) -> tuple[int, int]:
 
 class TestTextModels:
     async def test_prompts_without_a_tokenizer(self, triton: FakeTriton, opened: Open) -> None:
-        """Texts alone; the model counts."""
+        """Only text is accepted; the model counts the tokens."""
         model = _added(triton, talker("vllm"))
         runner = await opened("llm")
         found = await chunks(runner, prompts=["Say hello"], stream=True)
@@ -67,7 +67,7 @@ class TestTextModels:
             await runner.run(Embed(model="m", inputs=["a"]), soon())
 
     async def test_conversations_with_one(self, triton: FakeTriton, opened: Open, files: Path) -> None:
-        """Rendered by the model's own template; its first token is the server's to add."""
+        """The model's own template renders them; the server adds the first token."""
         model = _added(triton, talker("vllm"))
         runner = await opened("llm", table=ModelTable(tokenizer=str(files)))
         found = await chunks(runner, messages=HELLO)
@@ -115,7 +115,7 @@ class TestTextModels:
         assert model.script.requests[0]["lora_task_id"] == 7
         with pytest.raises(InvalidValue, match="no adapter"):
             await chunks(runner, prompts=["a"], adapter="other")
-        with pytest.raises(ConfigError, match="is a task id there"):
+        with pytest.raises(ConfigError, match="selects adapters by task id"):
             await opened("llm", table=ModelTable(adapters={"doll": "seven"}))
 
 
@@ -166,11 +166,11 @@ class TestReplicas:
         triton.add(talker("vllm"))
         second.add(talker("ensemble"))
         runner = await opened("llm", triton, second)
-        await until(lambda: "differ from its peers'" in runner.generators[1].reason)
+        await until(lambda: "differ from the other replicas'" in runner.generators[1].reason)
         assert runner.ready()
 
     async def test_statistics_and_unloading(self, triton: FakeTriton, opened: Open) -> None:
-        """As of an embedder."""
+        """They work as for an embedder."""
         model = _added(triton, talker("vllm"))
         model.statistics = pb.ModelStatistics(name="llm", version="1", inference_count=5)
         runner = await opened("llm")
@@ -234,7 +234,7 @@ class TestOffered:
         ]
 
     async def test_parts_are_left_out(self, triton: FakeTriton, tritons: TritonConnections) -> None:
-        """Of an ensemble, and of a BLS, which is left out itself beside an ensemble over the same engine."""
+        """Parts of ensembles and of BLS models are hidden, as is a BLS beside an ensemble over the same engine."""
         self.add_parts(triton)
         self.add_ensemble(triton)
         bls = talker("bls", name="tensorrt_llm_bls")

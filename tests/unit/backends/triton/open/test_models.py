@@ -1,4 +1,4 @@
-"""Models on a server in this process, from their schema to vectors: every style, replicas, and what is said of them."""
+"""Models on a server in this process, from schema to vectors: every style, replicas, and the reported facts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pipeline_of(runner: TritonRunner) -> Any:
 
 class TestTextModels:
     async def test_texts_go_as_they_are(self, triton: FakeTriton, opened: Open) -> None:
-        """Raw or normalised as asked; usage is an estimate, because nobody counts."""
+        """Vectors are raw or normalized as requested; usage is estimated, because nothing counts tokens."""
         triton.add(text_model("emb"))
         runner = await opened("emb")
         assert np.array_equal(await vectors(runner, "a", "bb"), np.stack([vector_of("a"), vector_of("bb")]))
@@ -70,7 +70,7 @@ class TestTextModels:
         assert {key: facts.details[key] for key in expected} == expected
 
     async def test_the_probe_settles_what_the_schema_leaves_open(self, triton: FakeTriton, opened: Open) -> None:
-        """How many dimensions, and that the rows are unit vectors already: raw ones are then not to be had."""
+        """It finds the dimension, and whether rows are unit vectors, so that raw ones are not available."""
         model = triton.add(text_model("emb", unit=True))
         model.config.output[0].dims[0] = -1
         runner = await opened("emb")
@@ -81,12 +81,12 @@ class TestTextModels:
 
     async def test_a_dimension_that_was_not_expected_is_refused(self, triton: FakeTriton, opened: Open) -> None:
         triton.add(text_model("emb"))
-        with pytest.raises(ConfigError, match=r"m gives vectors of 8 dimensions, and the configuration says 16"):
+        with pytest.raises(ConfigError, match=r"8 dimensions, but the configured `dimension` is 16"):
             await opened("emb", table=ModelTable(dimension=16))
         assert (await opened("emb", table=ModelTable(dimension=8))).facts.dimension == 8
 
     async def test_the_operators_word_on_normalising_and_prompts(self, triton: FakeTriton, opened: Open) -> None:
-        """normalize false leaves rows as they are; prompts of the table go before the texts."""
+        """`normalize = false` leaves rows unchanged; the table's prompts are prepended to texts."""
         triton.add(text_model("emb"))
         table = ModelTable(normalize=False, prompts={"q": "query: ", "d": "doc: "}, default_prompt_name="d")
         runner = await opened("emb", table=table)
@@ -95,7 +95,7 @@ class TestTextModels:
         assert (runner.facts.prompts, runner.facts.default_prompt_name) == (table.prompts, "d")
 
     async def test_a_tokenizer_of_the_table_counts(self, triton: FakeTriton, opened: Open, source: Path) -> None:
-        """And refuses what is too long, when told how much the model takes."""
+        """It also rejects texts longer than the configured maximum."""
         triton.add(text_model("emb"))
         runner = await opened("emb", table=ModelTable(tokenizer=str(source), max_tokens=6))
         assert runner.facts.details["usage"] == "counted"
@@ -107,7 +107,7 @@ class TestTextModels:
         assert [token.text for token in tokens[0]] == ["fish"]
 
     async def test_names_of_ones_own(self, triton: FakeTriton, opened: Open) -> None:
-        """Two text inputs are told apart by the table alone."""
+        """Only the table distinguishes two text inputs."""
         model = triton.add(text_model("emb"))
         model.config.input.add(name="title", data_type=pb.TYPE_STRING, dims=[1])
         with pytest.raises(ConfigError, match="input_names"):
@@ -126,7 +126,7 @@ class TestTextModels:
 
 
 def nim(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-    """Says in its vectors what it was told beside the text."""
+    """Encodes the request's parameters in its vectors."""
     parameters = {key: triton_codec.get_parameter(request.parameters, key) for key in request.parameters}
     texts = [each.decode() for each in triton_codec.read_inputs(request)["text"].ravel()]
     width = int(parameters.get("dimensions", DIMENSION))  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ class TestOtherStyles:
         assert triton_codec.get_parameter(sent, "truncate") == "END"
 
     async def test_litellms_names(self, triton: FakeTriton, opened: Open) -> None:
-        """input_text in; the one float output is the vector."""
+        """The input is `input_text`; the vector is the only float output."""
         config = pb.ModelConfig(name="lite", max_batch_size=8)
         config.input.add(name="input_text", data_type=pb.TYPE_STRING, dims=[1])
         config.output.add(name="embedding_output", data_type=pb.TYPE_FP32, dims=[DIMENSION])
@@ -206,7 +206,7 @@ class TestTokenModels:
         assert {tuple(request.inputs[0].shape)[1] for request in requests_of(triton, "ModelInfer")} == {10}
 
     async def test_unit_rows_are_noticed(self, triton: FakeTriton, opened: Open, source: Path) -> None:
-        """Whatever the files of the tokenizer's source say of a Normalize."""
+        """Even if the files of the tokenizer's source have no Normalize module."""
         triton.add(token_model("tok", checkpoints.HIDDEN, unit=True))
         runner = await opened("tok", table=ModelTable(tokenizer=str(source)))
         with pytest.raises(Unsupported):
@@ -223,7 +223,7 @@ class TestTokenModels:
     async def test_the_notes_of_the_tokenizers_source_are_logged(
         self, triton: FakeTriton, opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """What had to be taken for granted is worth a warning."""
+        """Assumptions are logged as warnings."""
         bare = tmp_path / "bare"
         bare.mkdir()
         checkpoints.tokenizer("roberta").save(str(bare / "tokenizer.json"))
@@ -234,7 +234,7 @@ class TestTokenModels:
     async def test_what_shoal_wrote_into_the_entry_is_enough(
         self, triton: FakeTriton, opened: Open, source: Path
     ) -> None:
-        """Another machine's Shoal made it: specification, source and space stand in its parameters."""
+        """The parameters of an entry from another machine's Shoal contain specification, source and space."""
         spec = TextSpec(
             tokenizer="tokenizer.json",
             inputs=("input_ids", "attention_mask"),
@@ -259,10 +259,10 @@ class TestTokenModels:
             "f32",
         )
         other = (await opened("tok", table=ModelTable(tokenizer=str(source)))).facts
-        assert other.max_input_tokens == 12  # what was written stands; a tokenizer from elsewhere has to fit it
+        assert other.max_input_tokens == 12  # the entry decides; a tokenizer from elsewhere must match it
 
     async def test_files_of_this_machine_are_taken_first(self, triton: FakeTriton, opened: Open, source: Path) -> None:
-        """Where this process made the entry, its own store has the tokenizer and the specification."""
+        """If this process wrote the entry, its store has the tokenizer and the specification."""
         spec = TextSpec(
             tokenizer="tokenizer.json",
             inputs=("input_ids", "attention_mask"),
@@ -277,7 +277,7 @@ class TestTokenModels:
         assert isinstance(pipeline_of(runner), TextPipeline)
 
     async def test_both_outputs_are_kept_apart(self, triton: FakeTriton, opened: Open, source: Path) -> None:
-        """With `pooled` beside a normalised sentence_embedding, raw vectors come from the former."""
+        """With `pooled` beside a normalized `sentence_embedding`, raw vectors come from `pooled`."""
         model = triton.add(token_model("tok", checkpoints.HIDDEN))
         model.config.output.add(name="pooled", data_type=pb.TYPE_FP32, dims=[checkpoints.HIDDEN])
         answer = model.answer
@@ -295,7 +295,7 @@ class TestTokenModels:
 
 class TestSpaces:
     async def test_equal_only_for_equal_models(self, triton: FakeTriton, opened: Open) -> None:
-        """Name, version, tensors and what is done to a text count; which server it is does not."""
+        """Name, version, tensors and text processing matter; the server does not."""
         triton.add(text_model("emb"))
         first = (await opened("emb")).facts.space
         assert len(first) == 16

@@ -1,4 +1,4 @@
-"""How a Triton is waited for, and one that Shoal starts itself."""
+"""Waiting for a Triton, and one that Shoal starts itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FOLDER = "org~mini"
 
 class TestReaching:
     async def test_a_server_that_is_there(self, pushing: TritonHost, triton: FakeTriton) -> None:
-        """Readiness is no condition: one model that failed to load takes it from the whole server."""
+        """Readiness is not required: one model that failed to load makes the whole server not ready."""
         triton.ready = False
         notes: list[str] = []
         await pushing.wait_reachable(notes.append)
@@ -52,7 +52,7 @@ class TestReaching:
     async def test_a_server_that_answers_nothing(
         self, settings: Settings, tritons: TritonConnections, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is waited for as one that is away."""
+        """It counts as unreachable."""
         call, hung = triton.call, True
 
         async def hang(name: str, request: Any) -> Any:
@@ -70,7 +70,7 @@ class TestReaching:
 
 
 class FakeRunTriton:
-    """Stands for `run_triton`: it yields the fake server once `there` is set, or fails."""
+    """Replaces `run_triton`: yields the fake server once `there` is set, or fails."""
 
     def __init__(self, triton: FakeTriton) -> None:
         self.triton = triton
@@ -106,7 +106,7 @@ class TestItsOwnServer:
     async def test_it_runs_as_long_as_the_host(
         self, own: FakeRunTriton, alone: Settings, tritons: TritonConnections, triton: FakeTriton, tmp_path: Path
     ) -> None:
-        """On ports that are free and over a repository of Shoal's own, which can be looked into before."""
+        """On free ports and with Shoal's own repository, which can be listed before the server is up."""
         async with TritonHost.open_from_settings(alone, tritons) as host:
             assert host is not None
             assert await host.find_entry(NAME) is None
@@ -132,7 +132,7 @@ class TestItsOwnServer:
         stored: StoredModel,
         folder: Path,
     ) -> None:
-        """No attempt is lost on one that it lacks."""
+        """Shoal does not try a backend that the server lacks."""
         chosen = msgspec.structs.replace(alone, triton_repository=str(folder))
         reads(triton, folder)
         own.there.set()
@@ -150,7 +150,7 @@ class TestItsOwnServer:
     async def test_every_load_gets_the_reason_of_a_failed_start(
         self, own: FakeRunTriton, alone: Settings, tritons: TritonConnections, error: Exception, raised: type[Exception]
     ) -> None:
-        """Shoal goes on without it."""
+        """Shoal continues without it."""
         own.error = error
         own.there.set()
         async with TritonHost.open_from_settings(alone, tritons) as host:
@@ -171,7 +171,7 @@ class TestItsOwnServer:
     async def test_without_one_there_is_no_host(
         self, alone: Settings, settings: Settings, tritons: TritonConnections
     ) -> None:
-        """A server that is named is taken as it is."""
+        """A server that the settings name is used as it is."""
         async with TritonHost.open_from_settings(Settings(), tritons) as host:
             assert host is None
         async with TritonHost.open_from_settings(settings, tritons) as host:

@@ -1,4 +1,4 @@
-"""What `shoal pull --to triton` and `shoal rm` do, without a server of Shoal's."""
+"""`shoal pull --to triton` and `shoal rm`, without a Shoal server."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ FOLDER = "org~mini"
 
 
 class TestCommandLine:
-    """What `shoal pull --to triton` and `shoal rm` do, without a server of Shoal's."""
-
     async def test_published_and_loaded(
         self, stored: StoredModel, writing: Settings, triton: FakeTriton, folder: Path
     ) -> None:
@@ -41,7 +39,7 @@ class TestCommandLine:
         assert (folder / FOLDER).is_dir()
 
     async def test_withdrawn(self, stored: StoredModel, writing: Settings, triton: FakeTriton, folder: Path) -> None:
-        """It is unloaded first; a second time there is nothing."""
+        """It is unloaded first; a second call finds nothing."""
         reads(triton, folder)
         await publish(NAME, stored, writing)
         assert await withdraw(NAME, writing)

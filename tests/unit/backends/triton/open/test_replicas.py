@@ -1,4 +1,4 @@
-"""Replicas of a model on servers in this process: who joins, who is waited for, what is offered."""
+"""Replicas of a model on servers in this process: joining, waiting, and offered models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TestReplicas:
     async def test_one_is_enough_and_the_other_joins(
         self, triton: FakeTriton, second: FakeTriton, opened: Open
     ) -> None:
-        """The first named is away at the start."""
+        """The first one is unreachable at the start."""
         for server in (triton, second):
             server.add(text_model("emb"))
         await triton.stop()
@@ -48,15 +48,15 @@ class TestReplicas:
     @pytest.mark.parametrize(
         ("other", "reason"),
         [
-            (text_model("emb", seed=1), "returns different vectors than its peers"),
-            (text_model("emb", DIMENSION * 2), "tensors differ from its peers'"),
+            (text_model("emb", seed=1), "returns different vectors than the other replicas"),
+            (text_model("emb", DIMENSION * 2), "tensors differ from the other replicas'"),
         ],
         ids=["weights", "dimension"],
     )
     async def test_another_model_under_the_name_stays_out(
         self, triton: FakeTriton, second: FakeTriton, opened: Open, other: FakeModel, reason: str
     ) -> None:
-        """It would fill one index from two spaces."""
+        """It would mix two vector spaces in one index."""
         triton.add(text_model("emb"))
         second.add(other)
         runner = await opened("emb", triton, second)
@@ -67,15 +67,15 @@ class TestReplicas:
     async def test_a_dimension_known_only_from_an_answer(
         self, triton: FakeTriton, second: FakeTriton, opened: Open
     ) -> None:
-        """The schemas are alike: it is the probe that finds out."""
+        """The schemas are equal; only the probe finds the difference."""
         for server, dimension in ((triton, DIMENSION), (second, 3)):
             server.add(text_model("emb", dimension)).config.output[0].dims[0] = -1
         runner = await opened("emb", triton, second)
         stranger: Any = runner.lane.replicas[1].engine
-        await until(lambda: "returns 3 dimensions, its peers 8" in stranger.reason)
+        await until(lambda: "returns 3 dimensions, but the other replicas return 8" in stranger.reason)
 
     async def test_other_weights_after_a_restart_stay_out(self, triton: FakeTriton, opened: Open) -> None:
-        """A single replica too: the vectors of yesterday are in somebody's index."""
+        """Even for a single replica: clients may have indexed vectors of the old weights."""
         triton.add(text_model("emb"))
         runner = await opened("emb")
         engine: Any = runner.lane.replicas[0].engine
@@ -90,7 +90,7 @@ class TestReplicas:
 
 class TestWaiting:
     async def test_a_server_that_is_away_is_waited_for(self, triton: FakeTriton, opened: Open) -> None:
-        """And the reason is told."""
+        """The reason is reported."""
         triton.add(text_model("emb"))
         await triton.stop()
         notes: list[str] = []
@@ -103,7 +103,7 @@ class TestWaiting:
     async def test_a_server_that_answers_nothing_is_waited_for(
         self, triton: FakeTriton, opened: Open, offline: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A host that drops packets ends in a deadline, not in a refusal."""
+        """A host that drops packets causes timeouts, not refused connections."""
         triton.add(text_model("emb"))
         call, hung = triton.call, True
 
@@ -123,13 +123,13 @@ class TestWaiting:
         assert (await opening).ready()
 
     async def test_a_model_that_cannot_be_served_ends_the_wait(self, triton: FakeTriton, opened: Open) -> None:
-        """A server is there and says no."""
+        """The server is up and reports the error."""
         triton.add(text_model("emb", loaded=False, load_error="no such file: model.onnx"))
         with pytest.raises(ModelFailed, match=r"no such file: model\.onnx"):
             await opened("emb")
 
     async def test_a_failed_open_closes_what_it_opened(self, triton: FakeTriton, opened: Open) -> None:
-        """No watch is left behind."""
+        """No health check keeps running."""
         before = asyncio.all_tasks()
         triton.add(text_model("emb")).answer = lambda request: (_ for _ in ()).throw(Refused("broken"))
         with pytest.raises(Exception, match="broken"):
@@ -149,7 +149,7 @@ class TestWaiting:
 
 class TestRunner:
     async def test_unloading_takes_the_whole_ensemble(self, triton: FakeTriton, opened: Open) -> None:
-        """The part that is asked is unloaded with the whole that it belongs to."""
+        """Shoal calls one part, and unloads it with its ensemble."""
         triton.add(text_model("m~~encoder"))
         whole = triton.add(text_model("m"))
         whole.config.ensemble_scheduling.step.add(model_name="m~~encoder")
@@ -163,7 +163,7 @@ class TestRunner:
     async def test_a_server_that_is_away_keeps_no_other_from_unloading(
         self, triton: FakeTriton, second: FakeTriton, opened: Open
     ) -> None:
-        """And whoever asked is told of it."""
+        """The caller still gets the error."""
         for server in (triton, second):
             server.add(text_model("emb"))
         runner = await opened("emb", triton, second)
@@ -180,7 +180,7 @@ class TestRunner:
         assert not triton.calls["RepositoryModelUnload"]
 
     async def test_statistics_bear_the_served_name(self, triton: FakeTriton, second: FakeTriton, opened: Open) -> None:
-        """One a server; of one that does not answer, the last that it said."""
+        """One entry per server; the last known one if a server does not answer."""
         for server, count in ((triton, 5), (second, 7)):
             model = server.add(text_model("emb"))
             model.statistics = pb.ModelStatistics(name="emb", version="1", inference_count=count)
@@ -198,7 +198,7 @@ class TestOffered:
         return await list_offers(await tritons.endpoint(address, ModelTable(), Settings()), address)
 
     async def test_every_loaded_embedder_by_its_name(self, triton: FakeTriton, tritons: TritonConnections) -> None:
-        """Under the names that Shoal gives to folders of its own; what is not loaded is not offered."""
+        """Shoal's own folders have their served names; unloaded models are not offered."""
         triton.add(text_model("emb"))
         triton.add(text_model("org~mini"))
         triton.add(text_model("idle", loaded=False))
@@ -209,7 +209,7 @@ class TestOffered:
         assert str(mini) == f"org/mini=triton://{triton.target}#org~mini"
 
     async def test_what_cannot_be_served_has_a_reason(self, triton: FakeTriton, tritons: TritonConnections) -> None:
-        """A model that generates text, and one whose name no model may have."""
+        """Such as a model that generates text, and one with an invalid name."""
         config = pb.ModelConfig(name="llm", backend="vllm")
         config.input.add(name="text_input", data_type=pb.TYPE_STRING, dims=[1])
         triton.add(FakeModel("llm", config=config))
@@ -235,7 +235,7 @@ class TestOffered:
     async def test_a_model_that_goes_meanwhile_is_not_offered(
         self, triton: FakeTriton, tritons: TritonConnections, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nor loaded again by being looked at."""
+        """Listing does not load it again either."""
         for name in ("emb", "stays"):
             triton.add(text_model(name))
         index = triton._index
@@ -252,7 +252,7 @@ class TestOffered:
     async def test_a_server_that_goes_meanwhile_is_away(
         self, triton: FakeTriton, tritons: TritonConnections, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """That is no property of a model."""
+        """That is an error of the server, not of a model."""
         triton.add(text_model("emb"))
         call = triton.call
 
@@ -269,7 +269,7 @@ class TestOffered:
 class TestOneThatFailsFast:
     @pytest.mark.parametrize("how", ["INTERNAL", "UNKNOWN", "rows", "nothing"])
     async def test_the_other_answers(self, triton: FakeTriton, second: FakeTriton, opened: Open, how: str) -> None:
-        """It would attract the work, because it is always free: it is ejected then, and no request fails."""
+        """A failing replica would attract work because it is always free; it is ejected, and no request fails."""
 
         codes = {"INTERNAL": Code.INTERNAL, "UNKNOWN": Code.UNKNOWN}
 
@@ -305,7 +305,7 @@ class TestOneThatFailsFast:
             assert all(np.array_equal(rows[0], vector_of(text)) for rows, text in zip(answers, texts, strict=True))
         assert 1 <= served[0] <= served[1] / 2
         first, last = runner.replicas()
-        # How the replicas share the work is the scheduler's: one that gets little is not ejected.
+        # The scheduler decides how replicas share the work: one with little work is not ejected.
         assert served[0] < MAX_FAILURES or first.state != "in_service"
         assert last.state == "in_service"
 

@@ -1,4 +1,4 @@
-"""Rerankers and classifiers that somebody else put on a server in this process: by tokens, by one text, by two."""
+"""Rerankers and classifiers that Shoal did not write, on a server in this process: token ids, one text, two texts."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ PAIRS = [("what do fish do", "fish"), ("what do fish do", "to gether, a b c"), (
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """A reranker's tokenizer and settings."""
+    """A reranker's tokenizer and configuration."""
     made = classifier(tmp_path / "reranker")
     (made / "model.safetensors").unlink()
     return made
 
 
 def logits_of(ids: Sequence[int], labels: int, seed: int = 0) -> Array:
-    """What `token_scorer` gives for the tokens that it sees: it minds their order."""
+    """Return the logits of `token_scorer` for these tokens; their order matters."""
     rows = table(labels, seed)[list(ids)]
     return np.asarray((rows * np.linspace(1, 2, len(rows))[:, None]).sum(0), np.float32)
 
@@ -55,7 +55,7 @@ def token_scorer(
 
     def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
         inputs = triton_codec.read_inputs(request)
-        # Segments are told apart: the second text's tokens count as others.
+        # Segments differ: the second text's tokens count as other ones.
         ids = (inputs["input_ids"] + 7 * inputs["token_type_ids"]) % VOCAB
         lengths = inputs["attention_mask"].sum(1)
         rows = [logits_of(row[:length], labels, seed) for row, length in zip(ids, lengths, strict=True)]
@@ -83,7 +83,7 @@ async def scores(runner: TritonRunner, items: Sequence[Any] = PAIRS, *, raw: boo
 
 class TestTokenModels:
     async def test_its_files_say_what_it_is(self, triton: FakeTriton, opened: Open, files: Path) -> None:
-        """Labels, activation and segments, for pairs, single texts and rerank requests."""
+        """Labels, activation and segments come from the files, for pairs, single texts and rerank requests."""
         triton.add(token_scorer())
         runner = await opened("rerank", table=ModelTable(tokenizer=str(files)))
         facts = runner.facts
@@ -104,7 +104,7 @@ class TestTokenModels:
         ]
 
     async def test_a_classifiers_labels(self, triton: FakeTriton, opened: Open, tmp_path: Path) -> None:
-        """In the order of its scores; the output's name need not say what it is where the files do."""
+        """In the order of its scores; with such files the output may have any name."""
         made = classifier(tmp_path / "three", labels=3, config={"id2label": {"0": "no", "1": "maybe", "2": "yes"}})
         triton.add(token_scorer("three", 3, output="output"))
         runner = await opened("three", table=ModelTable(tokenizer=str(made)))
@@ -114,19 +114,19 @@ class TestTokenModels:
         np.testing.assert_allclose(found.sum(1), 1, rtol=1e-5)
 
     async def test_the_tables_word_is_enough(self, triton: FakeTriton, opened: Open, tmp_path: Path) -> None:
-        """The tokenizer of an embedder, and an output of any name: it is a reranker because the operator says so."""
+        """With an embedder's tokenizer and any output name, the table alone makes it a reranker."""
         made = checkpoint(tmp_path / "embedder")
         triton.add(token_scorer("three", 3, output="output", dims=[-1]))
         labels = ("no", "maybe", "yes")
         expected = ModelTable(tokenizer=str(made), tasks=("classify",), labels=labels, activation="identity")
         facts = (await opened("three", table=expected)).facts
         assert (facts.tasks, facts.labels, facts.details["activation"]) == (("classify",), labels, "identity")
-        with pytest.raises(ConfigError, match="nothing says whether they are final: set `activation`") as caught:
+        with pytest.raises(ConfigError, match="it is not known whether they are final: set `activation`") as caught:
             await opened("three", table=ModelTable(tokenizer=str(made), tasks=("classify",)))
         assert caught.value.param == "activation"
 
     async def test_without_labels_they_are_numbered(self, triton: FakeTriton, opened: Open, tmp_path: Path) -> None:
-        """As many as the model gives, which the probe tells where its configuration does not."""
+        """The probe finds their number if the configuration does not have it."""
         made = checkpoint(tmp_path / "embedder")
         triton.add(token_scorer("two", 2, dims=[-1]))
         facts = (await opened("two", table=ModelTable(tokenizer=str(made)))).facts
@@ -134,26 +134,26 @@ class TestTokenModels:
 
     @pytest.mark.parametrize("dims", [[2], [-1]])
     async def test_labels_that_do_not_fit(self, triton: FakeTriton, opened: Open, files: Path, dims: list[int]) -> None:
-        """Nobody is told a wrong label."""
+        """An error, not wrong labels."""
         triton.add(token_scorer("two", 2, dims=dims))
-        with pytest.raises(ConfigError, match=r"m gives 2 scores .* config.json beside its tokenizer names 1 labels"):
+        with pytest.raises(ConfigError, match=r"m returns 2 scores .* config.json beside its tokenizer has 1 labels"):
             await opened("two", table=ModelTable(tokenizer=str(files)))
-        with pytest.raises(ConfigError, match="`labels` of its table names 3 labels"):
+        with pytest.raises(ConfigError, match="`labels` of its table has 3 labels"):
             await opened("two", table=ModelTable(tokenizer=str(files), labels=("a", "b", "c")))
 
     async def test_an_embedder_with_a_rerankers_tokenizer(self, triton: FakeTriton, opened: Open, files: Path) -> None:
-        """Vectors stay vectors, whatever else its tokenizer is of."""
+        """Its outputs stay vectors."""
         triton.add(token_scorer("emb", 16, output="sentence_embedding"))
         runner = await opened("emb", table=ModelTable(tokenizer=str(files)))
         assert (runner.facts.tasks, runner.facts.dimension) == (("embed",), 16)
 
     async def test_replicas_must_agree(self, triton: FakeTriton, second: FakeTriton, opened: Open, files: Path) -> None:
-        """By the scores of a few pairs."""
+        """On the scores of a few pairs."""
         triton.add(token_scorer())
         second.add(token_scorer(seed=1))
         runner = await opened("rerank", triton, second, table=ModelTable(tokenizer=str(files)))
         other = runner.lane.replicas[1].engine
-        await until(lambda: "returns different scores than its peers" in other.reason)
+        await until(lambda: "returns different scores than the other replicas" in other.reason)
         assert not other.ready()
 
 
@@ -182,7 +182,7 @@ class TestTextModels:
     async def test_two_texts(
         self, triton: FakeTriton, opened: Open, names: tuple[str, str], activation: Activation
     ) -> None:
-        """They go as they are, many in a call; what is final already has nothing raw."""
+        """They are sent unchanged and batched; final scores have no raw ones."""
         triton.add(text_scorer("rerank", names))
         runner = await opened("rerank", table=ModelTable(activation=activation))
         assert (runner.facts.tasks, runner.facts.labels) == (("rerank", "classify"), ("LABEL_0",))
@@ -209,7 +209,7 @@ class TestTextModels:
         np.testing.assert_allclose((await scores(runner))[0, 0], score_of(*PAIRS[0]), rtol=1e-6)
 
     async def test_one_text(self, triton: FakeTriton, opened: Open) -> None:
-        """A classifier: pairs are refused, and so is reranking."""
+        """A classifier rejects pairs and reranking."""
         triton.add(text_scorer("class", ("text",), output="logits"))
         runner = await opened("class", table=ModelTable(labels=("spam",)))
         assert (runner.facts.tasks, runner.facts.labels) == (("classify",), ("spam",))
@@ -218,7 +218,7 @@ class TestTextModels:
             await scores(runner, PAIRS)
 
     async def test_a_tokenizer_counts(self, triton: FakeTriton, opened: Open, files: Path) -> None:
-        """And says what the labels are."""
+        """Its files also define the labels."""
         triton.add(text_scorer("rerank", ("query", "passage")))
         runner = await opened("rerank", table=ModelTable(tokenizer=str(files), max_tokens=12))
         assert (runner.facts.details["usage"], runner.facts.max_input_tokens) == ("counted", 12)
@@ -227,7 +227,7 @@ class TestTextModels:
         assert answer.tokens == [5]
 
     async def test_scores_of_unknown_meaning_are_refused(self, triton: FakeTriton, opened: Open) -> None:
-        """`logits` are logits; nobody knows what `scores` are."""
+        """`logits` have a known meaning; `scores` do not."""
         triton.add(text_scorer("rerank", ("query", "passage")))
         with pytest.raises(ConfigError, match=r'set `activation` in \[models."m"\]'):
             await opened("rerank")

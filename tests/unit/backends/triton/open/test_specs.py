@@ -1,5 +1,5 @@
-"""Entries of Shoal's own, on a server in this process that runs their graphs: every kind of model of the store, and
-what a table and other files change."""
+"""Entries that Shoal wrote, on a server in this process that runs their graphs: every kind of stored model, and the
+effects of a table and of other files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
 
 
 class ModelSetup(NamedTuple):
-    """A model of the store, its entry, and its graph at work."""
+    """A stored model, its entry, and its running graph."""
 
     stored: StoredModel
     entry: TritonModel
@@ -74,7 +74,7 @@ class ModelSetup(NamedTuple):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSetup]:
-    """One of each kind."""
+    """One model of each kind."""
     folder = tmp_path_factory.mktemp("specs")
     found = {}
     for name, make in MAKERS.items():
@@ -87,7 +87,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSetup]:
 
 
 def written(one: ModelSetup, name: str = "m") -> FakeModel:
-    """What a Triton does with an entry."""
+    """Return an entry's model as Triton serves it."""
     config = pb.ModelConfig()
     config.CopyFrom(one.entry.config)
     config.name = name
@@ -109,7 +109,7 @@ async def embed(runner: TritonRunner, *texts: str, outputs: tuple[VectorKind, ..
 class TestEntries:
     @pytest.mark.parametrize("name", MAKERS)
     def test_dims_are_those_of_the_graph(self, made: dict[str, ModelSetup], name: str) -> None:
-        """Triton's onnxruntime backend refuses others, and -1 where the graph is sure."""
+        """Triton's onnxruntime backend rejects others, and -1 where the graph has a fixed size."""
         graph = onnx.load(str(made[name].stored.graph), load_external_data=False).graph
         shapes = {
             one.name: [axis.dim_value or -1 for axis in one.type.tensor_type.shape.dim][1:] for one in graph.output
@@ -137,7 +137,7 @@ class TestEntries:
         tasks: tuple[str, ...],
         kinds: tuple[VectorKind, ...],
     ) -> None:
-        """Tasks, kinds, labels, space; the pipeline is the local engine's."""
+        """Tasks, kinds, labels and space; the pipeline is the local engine's."""
         stored, spec = made[name].stored, made[name].spec
         triton.add(written(made[name]))
         runner = await opened("m", stored=stored)
@@ -153,7 +153,7 @@ class TestEntries:
     async def test_only_requested_outputs_are_fetched(
         self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup]
     ) -> None:
-        """A vector a token is much to carry."""
+        """One vector per token is much data."""
         triton.add(written(made["m3"]))
         runner = await opened("m", stored=made["m3"].stored)
         expected: list[tuple[tuple[VectorKind, ...], set[str]]] = [
@@ -172,7 +172,7 @@ class TestEntries:
     async def test_another_shoal_reads_the_entry(
         self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup], tmp_path: Path
     ) -> None:
-        """Whose tokenizer comes from the store, or from the model's source, or is made of the whole model."""
+        """The tokenizer comes from the store, from the model's source, or from preparing the whole model."""
         for name in ("cross", "m3", "splade", "static"):
             stored, spec = made[name].stored, made[name].spec
             triton.add(written(made[name], name))
@@ -184,7 +184,7 @@ class TestEntries:
     async def test_heads_that_the_server_lacks_are_not_offered(
         self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup]
     ) -> None:
-        """As in an entry of an older Shoal; without any of them it is to be written anew."""
+        """As in an entry of an older Shoal; if no head is left, the entry must be rewritten."""
         model = written(made["m3"])
         remaining = [
             one for one in model.config.output if one.name in ("sentence_embedding", "pooled", "token_weights")
@@ -202,7 +202,7 @@ class TestEntries:
     async def test_a_specification_that_cannot_be_read(
         self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup]
     ) -> None:
-        """Edited by hand: the key is named."""
+        """The error names the key, as after a manual edit."""
         model = written(made["cross"])
         model.config.parameters["shoal_text"].string_value = "{"
         triton.add(model)
@@ -212,7 +212,7 @@ class TestEntries:
     async def test_replicas_are_compared_by_what_they_give(
         self, triton: FakeTriton, second: FakeTriton, opened: Open, made: dict[str, ModelSetup], tmp_path: Path
     ) -> None:
-        """Sparse vectors, and the mean of those of late interaction; a replica with other weights stays out."""
+        """By sparse vectors, or the mean of late-interaction vectors; a replica with other weights stays out."""
         for name in ("splade", "pylate"):
             triton.add(written(made[name], name))
             other = written(made[name], name)
@@ -226,7 +226,7 @@ class TestEntries:
             second.add(other)
             runner = await opened(name, triton, second, stored=made[name].stored)
             engine = runner.lane.replicas[1].engine
-            await until(lambda engine=engine: "returns different vectors than its peers" in engine.reason)  # type: ignore[misc]
+            await until(lambda engine=engine: "returns different vectors than the other replicas" in engine.reason)  # type: ignore[misc]
             assert not engine.ready()
 
 
@@ -236,7 +236,7 @@ class TestPrompts:
     async def test_a_tables_prompts_stand_above_the_models(
         self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup]
     ) -> None:
-        """For files that are here as for an entry alone; their space is another one, here that of the local engine."""
+        """With local files and with the entry alone; the space changes to the local engine's for these prompts."""
         stored = made["plain"].stored
         triton.add(written(made["plain"]))
         runners = [await opened("m", table=self.TABLE, stored=stored), await opened("m", table=self.TABLE)]
@@ -254,11 +254,11 @@ class TestPrompts:
         stored = made["plain"].stored
         triton.add(written(made["plain"]))
         for options in ({"stored": stored}, {}):
-            with pytest.raises(ConfigError, match="'nope' is no prompt of"):
+            with pytest.raises(ConfigError, match="'nope' is not a prompt of"):
                 await opened("m", table=ModelTable(default_prompt_name="nope"), **options)
 
     async def test_a_reranker_has_none(self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup]) -> None:
-        """Its own ones are a matter of how it was trained."""
+        """The table's prompts have no effect: a reranker's training determines its prompts."""
         triton.add(written(made["cross"]))
         plain, other = await opened("m"), await opened("m", table=self.TABLE)
         task = Classify(model="m", inputs=[("a", "fish")])
@@ -267,7 +267,7 @@ class TestPrompts:
 
 class TestForeignHeads:
     async def test_token_vectors_beside_a_sentences(self, triton: FakeTriton, opened: Open, source: Path) -> None:
-        """As sentence-transformers' own exports have them."""
+        """As in sentence-transformers' own exports."""
         model = triton.add(token_model("tok", HIDDEN))
         hidden = token_model("tok", HIDDEN, pooled=False).answer
         pooled = model.answer
@@ -284,7 +284,7 @@ class TestForeignHeads:
         np.testing.assert_allclose(answer.token_vectors[1].mean(0), answer.vectors[1], atol=1e-5)
 
     async def test_sparse_vectors_by_the_operators_word(self, triton: FakeTriton, opened: Open, source: Path) -> None:
-        """Final weights, one for each word of the vocabulary."""
+        """They are final weights, one per word of the vocabulary."""
         model = triton.add(token_model("tok", 12))
         right = model.answer
         model.answer = lambda request: reply(
@@ -302,7 +302,7 @@ class TestTokenizersThatDoNotFit:
     async def test_an_entrys_own_note_decides(
         self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup], tmp_path: Path
     ) -> None:
-        """A tokenizer that makes other ids is refused by name, one that makes the same is taken from anywhere."""
+        """A tokenizer that makes other ids is rejected; one that makes the same ids is accepted from any source."""
         triton.add(written(made["plain"]))
         same = checkpoint(tmp_path / "same")
         facts = (await opened("m", table=ModelTable(tokenizer=str(same)))).facts
@@ -315,17 +315,17 @@ class TestTokenizersThatDoNotFit:
     async def test_an_entry_of_an_older_shoal(
         self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup], tmp_path: Path
     ) -> None:
-        """It has no note of its tokenizer, but of how many tokens it knows."""
+        """It has no tokenizer fingerprint, only the vocabulary size."""
         model = written(made["plain"])
         del model.config.parameters["shoal_tokenizer"]
         triton.add(model)
         (tmp_path / "other").mkdir()
         write_tokenizer(tmp_path / "other")
-        with pytest.raises(ConfigError, match=r"the tokenizer of .* has \d+ tokens, and the model knows \d+: leave"):
+        with pytest.raises(ConfigError, match=r"the tokenizer of .* has \d+ tokens, but the model has \d+: leave"):
             await opened("m", table=ModelTable(tokenizer=str(tmp_path / "other")))
 
     async def test_a_model_without_a_note(self, triton: FakeTriton, opened: Open, source: Path) -> None:
-        """It is asked for the last token of the tokenizer that was named for it."""
+        """Shoal sends it the last token of the configured tokenizer."""
         model = triton.add(token_model("tok", HIDDEN))
         right = model.answer
         tokenizer = await asyncio.to_thread(read_tokenizer, source, "tokenizer.json")
@@ -337,12 +337,12 @@ class TestTokenizersThatDoNotFit:
             return response
 
         model.answer = answer
-        with pytest.raises(ConfigError, match=rf"m: the tokenizer of {source} does not fit its vocabulary: it has"):
+        with pytest.raises(ConfigError, match=rf"m: the tokenizer of {source} does not match the model: it has"):
             await opened("tok", table=ModelTable(tokenizer=str(source)))
 
 
 def test_specifications_travel_whole(made: dict[str, ModelSetup]) -> None:
-    """What an entry says is what the store has."""
+    """The entry's specification equals the store's."""
     for one in made.values():
         text = one.entry.config.parameters["shoal_text"].string_value
         assert msgspec.json.decode(text, type=TextSpec) == one.spec

@@ -1,4 +1,4 @@
-"""Models of texts and pictures on Triton servers: published as two, opened as one."""
+"""Models of texts and images on Triton servers: published as two models, opened as one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from shoal.backends.triton.open.connections import TritonConnections
 from shoal.backends.triton.open.host import TritonHost, build_entry_spec
+from shoal.backends.triton.open.images import probe_images
 from shoal.backends.triton.open.models import TritonDualEncoder, TritonRunner
-from shoal.backends.triton.open.pictures import probe_images
 from shoal.backends.triton.open.targets import list_offers
 from shoal.config.settings import ModelTable, Settings
 from shoal.errors import ConfigError, InvalidValue, ModelFailed
@@ -36,7 +36,7 @@ from tests.unit.backends.triton.open.towers_kit import (
     stored_towers,
 )
 
-PICTURES = list(probe_images())
+IMAGES = list(probe_images())
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def stored(tmp_path: Path) -> StoredModel:
 
 @pytest.fixture
 def failing() -> dict[str, str]:
-    """Models that cannot be loaded, and why."""
+    """Models that cannot be loaded, and the reasons."""
     return {}
 
 
@@ -75,7 +75,7 @@ class TestPublished:
     async def test_the_image_tower_first(
         self, host: TritonHost, triton: FakeTriton, stored: StoredModel, writing: Settings, folder: Path
     ) -> None:
-        """So nobody who looks meets a text tower whose other half is not there."""
+        """So nobody finds a text tower without its image tower."""
         await host.publish(NAME, stored, writing)
         assert loaded(triton) == [IMAGE, TEXT]
         assert (folder / IMAGE / "1" / "model.onnx").read_bytes() == b"image graph"
@@ -111,7 +111,7 @@ class TestPublished:
     async def test_a_new_half_beside_an_old_one_does_not_serve(
         self, host: TritonHost, triton: FakeTriton, stored: StoredModel, writing: Settings, failing: dict[str, str]
     ) -> None:
-        """The new image tower is there already when the text tower fails."""
+        """The new image tower is already loaded when the text tower fails."""
         await host.publish(NAME, stored, writing)
         failing[TEXT] = "out of memory"
         with pytest.raises(ModelFailed):
@@ -147,7 +147,7 @@ class TestPublished:
     async def test_a_target_loads_its_own_tower(
         self, host: TritonHost, triton: FakeTriton, stored: StoredModel, writing: Settings
     ) -> None:
-        """The other one has an engine that looks after it."""
+        """The other tower has its own engine."""
         await host.write(NAME, stored, writing)
         target = await host.endpoint(NAME, ModelTable(), writing)
         assert target.load is not None
@@ -179,8 +179,8 @@ class TestPublished:
             ["image.onnx.data"],
         ]
 
-    def test_a_model_of_pictures_alone(self, tmp_path: Path) -> None:
-        """Whatever tower is wanted: it has one."""
+    def test_a_model_of_images_alone(self, tmp_path: Path) -> None:
+        """Its only tower is used, whatever `towers` requests."""
         alone = stored_towers(Store(tmp_path / "home"), texts=False)
         spec = build_entry_spec(NAME, alone, Settings(towers="text"))
         assert spec.image is not None
@@ -188,15 +188,15 @@ class TestPublished:
 
 
 class TestOpened:
-    async def test_texts_and_pictures_in_order(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
-        """Each goes to its own tower, by the parameters of the entries alone."""
+    async def test_texts_and_images_in_order(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
+        """Each goes to its own tower, based on the entries' parameters alone."""
         await added(triton, stored)
         runner = await opened(TEXT)
         assert isinstance(runner, TritonDualEncoder)
-        rows = await embed(runner, "fish", PICTURES[1], [5, 6], PICTURES[0])
-        np.testing.assert_allclose(rows[1], expected(PICTURES[1]), rtol=1e-4, atol=1e-4)
+        rows = await embed(runner, "fish", IMAGES[1], [5, 6], IMAGES[0])
+        np.testing.assert_allclose(rows[1], expected(IMAGES[1]), rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(rows[2], mean_of([5, 6]), rtol=1e-5)
-        np.testing.assert_allclose(rows[3], expected(PICTURES[0]), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(rows[3], expected(IMAGES[0]), rtol=1e-4, atol=1e-4)
 
     async def test_facts(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
         await added(triton, stored)
@@ -207,15 +207,15 @@ class TestOpened:
         assert "texts answered" in facts.verified
         assert "images answered" in facts.verified
 
-    async def test_a_broken_picture_is_named(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
+    async def test_a_broken_image_is_named(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
         await added(triton, stored)
         runner = await opened(TEXT)
         with pytest.raises(InvalidValue, match=r"input 1: the image cannot be read"):
             await embed(runner, "fish", Image(b"nothing"))
-        assert len(await embed(runner, "fish", PICTURES[0])) == 2
+        assert len(await embed(runner, "fish", IMAGES[0])) == 2
 
     async def test_both_are_loaded(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
-        """An address of a model that lies in the repository and is not loaded."""
+        """The address names a model that is in the repository but not loaded."""
         await added(triton, stored, loaded=False)
         await opened(TEXT)
         assert states(triton) == ["READY", "READY"]
@@ -226,7 +226,7 @@ class TestOpened:
         forgotten(triton)
         await until(lambda: states(triton) == ["READY", "READY"])
         await until(runner.ready)
-        assert len(await embed(runner, "fish", PICTURES[0])) == 2
+        assert len(await embed(runner, "fish", IMAGES[0])) == 2
 
     async def test_both_are_unloaded_and_counted(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
         await added(triton, stored)
@@ -237,15 +237,15 @@ class TestOpened:
         assert states(triton) == ["UNAVAILABLE", "UNAVAILABLE"]
 
     async def test_without_its_image_tower(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
-        """The reason names what is missing; what was loaded for it goes again."""
+        """The error names the missing tower; models loaded for this are unloaded again."""
         await added(triton, stored, loaded=False)
         del triton.models[IMAGE]
-        with pytest.raises(ConfigError, match=rf"its image tower is not there: .*{IMAGE}"):
+        with pytest.raises(ConfigError, match=rf"its image tower is missing: .*{IMAGE}"):
             await opened(TEXT)
         assert states(triton) == ["UNAVAILABLE", ""]
 
     async def test_halves_of_two_models(self, opened: Open, triton: FakeTriton, stored: StoredModel) -> None:
-        """As after a load that was cut off between the two. Nothing that was loaded stays."""
+        """As after an interrupted load. Models loaded for this are unloaded again."""
         await added(triton, stored, loaded=False)
         triton.models[IMAGE].config.parameters["shoal_space"].string_value = "another"
         with pytest.raises(ConfigError, match=r"not the two towers of one model: load it through Shoal again"):
@@ -257,19 +257,19 @@ class TestOpened:
             stored_towers, Store(tmp_path / "home"), image=msgspec.structs.replace(SPEC, dimension=5)
         )
         await added(triton, wide)
-        with pytest.raises(ConfigError, match="8 dimensions for texts and of 5 for images"):
+        with pytest.raises(ConfigError, match="8 dimensions for texts and 5 for images"):
             await opened(TEXT)
 
     async def test_a_dimension_that_is_wrong(self, opened: Open, triton: FakeTriton, tmp_path: Path) -> None:
         await added(triton, await asyncio.to_thread(stored_towers, Store(tmp_path / "home"), texts=False))
-        with pytest.raises(ConfigError, match="8 dimensions, and the configuration says 9"):
+        with pytest.raises(ConfigError, match="8 dimensions, but the configured `dimension` is 9"):
             await opened(TEXT, table=ModelTable(dimension=9))
         assert (await opened(TEXT, table=ModelTable(dimension=8))).facts.dimension == 8
 
-    async def test_a_replica_of_other_pictures_stays_out(
+    async def test_a_replica_of_other_images_stays_out(
         self, opened: Open, triton: FakeTriton, second: FakeTriton, stored: StoredModel
     ) -> None:
-        """Its texts agree, and its pictures do not."""
+        """Its text vectors agree, but its image vectors do not."""
         await added(triton, stored)
         await added(second, stored)
         agreeing = second.models[TEXT]
@@ -279,8 +279,8 @@ class TestOpened:
         text, image = (runner.lanes[each] for each in ("text", "image"))
         await until(lambda: all(one.engine.ready() for one in text.replicas))
         await until(lambda: "returns different vectors" in image.replicas[1].engine.reason)
-        rows = [await embed(runner, PICTURES[2]) for _ in range(4)]
-        assert all(np.allclose(row, expected(PICTURES[2]), rtol=1e-4, atol=1e-4) for row in rows)
+        rows = [await embed(runner, IMAGES[2]) for _ in range(4)]
+        assert all(np.allclose(row, expected(IMAGES[2]), rtol=1e-4, atol=1e-4) for row in rows)
 
     @pytest.mark.parametrize(("towers", "left"), [("text", ["READY", ""]), ("image", ["UNAVAILABLE", "READY"])])
     async def test_one_tower(
@@ -292,18 +292,18 @@ class TestOpened:
         assert isinstance(runner, TritonRunner)
         assert states(triton) == left
         assert (runner.facts.modalities, runner.facts.contrast) == ((towers,), None)
-        item: Any = [5, 6] if towers == "text" else PICTURES[0]
-        right = mean_of([5, 6]) if towers == "text" else expected(PICTURES[0])
+        item: Any = [5, 6] if towers == "text" else IMAGES[0]
+        right = mean_of([5, 6]) if towers == "text" else expected(IMAGES[0])
         np.testing.assert_allclose((await embed(runner, item))[0], right, rtol=1e-4, atol=1e-4)
 
-    async def test_a_classifier_of_pictures(self, opened: Open, triton: FakeTriton, tmp_path: Path) -> None:
+    async def test_a_classifier_of_images(self, opened: Open, triton: FakeTriton, tmp_path: Path) -> None:
         score = ScoreSpec(labels=("cat", "dog", "fish"), activation="softmax")
         spec = msgspec.structs.replace(SPEC, dimension=0, output="logits", score=score)
         await added(triton, await asyncio.to_thread(stored_towers, Store(tmp_path / "home"), texts=False, image=spec))
         runner = await opened(TEXT)
         assert (runner.facts.tasks, runner.facts.labels) == (("classify",), ("cat", "dog", "fish"))
         assert (runner.facts.modalities, runner.facts.space, runner.facts.vectors) == (("image",), "", ())
-        found = await runner.run(Classify(model="m", inputs=list(PICTURES)), soon())
+        found = await runner.run(Classify(model="m", inputs=list(IMAGES)), soon())
         assert found.scores.shape == (4, 3)
         np.testing.assert_allclose(found.scores.sum(axis=1), 1, rtol=1e-5)
 
@@ -316,7 +316,7 @@ class TestOpened:
         assert list(await list_offers(target, address)) == [NAME]
 
 
-def test_the_probe_has_pictures_unlike_each_other() -> None:
-    rows = np.stack([expected(each) for each in PICTURES])
+def test_the_probe_has_images_unlike_each_other() -> None:
+    rows = np.stack([expected(each) for each in IMAGES])
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     assert np.abs(rows @ rows.T - np.eye(len(rows))).max() < 0.95

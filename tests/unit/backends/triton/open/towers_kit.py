@@ -1,4 +1,4 @@
-"""Models of texts and pictures for the fake Triton server, as Shoal writes them there, and what they answer."""
+"""Models of texts and images for the fake Triton server, as Shoal writes them, and their expected answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONTRAST = ContrastSpec(scale=50.0)
 
 
 def stored_towers(store: Store, *, texts: bool = True, image: ImageSpec = SPEC, created: int = 1) -> StoredModel:
-    """A model of the store whose graphs nobody can run."""
+    """Return a stored model with invalid graphs."""
     parsed = parse_address("hf:org/mini")
     with store.working(parsed) as partial:
         (partial / "model.onnx").write_bytes(b"text graph")
@@ -67,7 +67,7 @@ def stored_towers(store: Store, *, texts: bool = True, image: ImageSpec = SPEC, 
 
 
 def tower_of(config: pb.ModelConfig, *, seed: int = 0, **fields: Any) -> FakeModel:
-    """A model of that configuration, which answers by the tensor that it takes."""
+    """Return a model with that configuration, which answers by its input tensor."""
     output = config.output[0].name
 
     def answer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
@@ -79,7 +79,7 @@ def tower_of(config: pb.ModelConfig, *, seed: int = 0, **fields: Any) -> FakeMod
 
 
 def read(ids: Array, seed: int) -> Array:
-    """As `mean_of`; what follows a text's end, where the ids are 0, does not count."""
+    """Return `mean_of` without the padding after a text, where ids are 0."""
     counted = (ids != 0)[..., None]
     return np.asarray((table(seed=seed)[ids] * counted).sum(1) / counted.sum(1))
 
@@ -91,7 +91,7 @@ def vectors_of(pixels: Array, config: pb.ModelConfig, seed: int = 0) -> Array:
 
 
 def expected(image: Image, seed: int = 0) -> Array:
-    """The vector of a picture."""
+    """Return the vector of an image."""
     (prepared,) = ImagePipeline(SPEC).prepare([(Embed(model="", inputs=[image]), image)])
     assert not isinstance(prepared, Exception)
     config = pb.ModelConfig()
@@ -100,15 +100,15 @@ def expected(image: Image, seed: int = 0) -> Array:
 
 
 async def added(triton: FakeTriton, stored: StoredModel, settings: Settings | None = None, **fields: Any) -> None:
-    """Put the models of an entry on a server."""
+    """Add the models of an entry to a server."""
     spec = await asyncio.to_thread(build_entry_spec, NAME, stored, settings or Settings())
     for model in triton_models(spec):
         triton.add(tower_of(model.config, **fields))
 
 
 def loads(triton: FakeTriton, folder: Path, failing: Mapping[str, str] | None = None) -> None:
-    """Let a server load what lies in a repository's folder, or is pushed. `failing`: why a load of that name fails, for
-    as long as it is in there."""
+    """Let a server load models from a repository's folder, or pushed ones. `failing`: reasons for failing loads, by
+    model name."""
     load = triton._load
 
     def look_and_load(request: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Classifiers and cross-encoders: what is one, its labels, its activation, its head."""
+"""Classifiers and cross-encoders: detection, labels, activation and head."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def config(**data: Any) -> JsonFile:
 
 
 def head(folder: Path) -> Classifier:
-    found = read_contract(folder).classifier
-    assert found is not None
-    return found
+    head_spec = read_contract(folder).classifier
+    assert head_spec is not None
+    return head_spec
 
 
 def saved(**data: Any) -> JsonFile:
@@ -37,23 +37,23 @@ def saved(**data: Any) -> JsonFile:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_family_has_its_head(tmp_path: Path, kind: str) -> None:
-    """Names of the layers, their activation, and segment ids for those whose models were trained with them."""
-    found = head(classifier(tmp_path, kind, labels=3))
-    assert (found.dense, found.out) == head_names(kind)
-    assert found.activation == {"distilbert": "relu", "electra": "gelu"}.get(kind, "tanh")
-    assert found.segments == (kind in ("bert", "electra"))
-    assert found.spec.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    """Layer names, activation, and segment ids for families trained with them."""
+    head_spec = head(classifier(tmp_path, kind, labels=3))
+    assert (head_spec.dense, head_spec.out) == head_names(kind)
+    assert head_spec.activation == {"distilbert": "relu", "electra": "gelu"}.get(kind, "tanh")
+    assert head_spec.segments == (kind in ("bert", "electra"))
+    assert head_spec.spec.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
 
 
 def test_a_classifier_embeds_nothing(tmp_path: Path) -> None:
-    """Its contract has lengths and tokens as every other, and no dimension."""
+    """Its contract has lengths and tokens but no dimension."""
     contract = read_contract(classifier(tmp_path))
     assert (contract.dimension, contract.max_tokens, contract.pad_id) == (0, 30, 0)
     assert contract.encoder is not None and contract.vocab_size == contract.encoder.vocab_size
 
 
 def test_modules_with_a_pooling_make_an_embedder(tmp_path: Path) -> None:
-    """Whatever class the encoder was saved from: sentence-transformers goes by modules.json."""
+    """For any encoder class: sentence-transformers follows modules.json."""
     contract = read_contract(checkpoint(tmp_path, config={"architectures": ["BertForSequenceClassification"]}))
     assert contract.classifier is None
     assert contract.dimension == HIDDEN
@@ -61,13 +61,13 @@ def test_modules_with_a_pooling_make_an_embedder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architectures", [["BertModel"], ["BertForMaskedLM", "BertForSequenceClassification"], None])
 def test_the_first_architecture_counts(tmp_path: Path, architectures: Any) -> None:
-    """As in sentence-transformers; another first class is an encoder with a head that nobody asked for."""
+    """As in sentence-transformers; with another first class the model is an encoder with an unused head."""
     folder = classifier(tmp_path, config={"architectures": architectures})
     assert read_contract(folder).classifier is None
 
 
 def test_a_cross_encoder_as_sentence_transformers_6_saves_it(tmp_path: Path) -> None:
-    """One Transformer in modules.json, maybe in a folder of its own; the settings beside it are the scoring ones."""
+    """One Transformer in modules.json, optionally in its own folder; the settings next to it are for scoring."""
     whole = classifier(tmp_path / "flat", saved={"activation_fn": IDENTITY, "prompts": {"q": "query: "}})
     contract = read_contract(whole)
     assert head(whole).spec.activation == "identity"
@@ -97,7 +97,7 @@ def test_a_cross_encoder_as_sentence_transformers_6_saves_it(tmp_path: Path) -> 
     ],
 )
 def test_more_than_one_transformer_is_refused(tmp_path: Path, modules: Any, key: str | None) -> None:
-    """A cross-encoder that scores with other modules would be served wrongly."""
+    """The scores of other modules would be wrong."""
     folder = classifier(tmp_path, saved={})
     write_json(folder / "modules.json", modules)
     with pytest.raises(ModelFileError) as refused:
@@ -107,7 +107,7 @@ def test_more_than_one_transformer_is_refused(tmp_path: Path, modules: Any, key:
 
 
 def test_a_cross_encoder_needs_a_classifier(tmp_path: Path) -> None:
-    """A causal model that scores by the logits of yes and no is another thing."""
+    """A causal model scored by yes and no logits is not supported."""
     folder = classifier(tmp_path, config={"architectures": ["BertForMaskedLM"]}, saved={})
     with pytest.raises(ModelFileError, match=r"architectures.*no scores"):
         read_contract(folder)
@@ -118,7 +118,7 @@ def test_a_cross_encoder_needs_a_classifier(tmp_path: Path) -> None:
     [{"transformer_task": "feature-extraction"}, {"module_output_name": "token_embeddings"}, {"odd": 1}],
 )
 def test_settings_that_change_scores_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """What sentence_bert_config.json says must be what is served."""
+    """Settings of sentence_bert_config.json must match the served model."""
     folder = classifier(tmp_path, saved={})
     place = folder / "sentence_bert_config.json"
     write_json(place, json.loads(place.read_text()) | changes)
@@ -127,14 +127,14 @@ def test_settings_that_change_scores_are_refused(tmp_path: Path, changes: dict[s
 
 
 def test_an_architecture_without_a_graph_is_refused(tmp_path: Path) -> None:
-    """By its own key, as for embedders; a shipped graph would do."""
+    """By its own key, as for embedders, unless it ships a graph."""
     changes = {"model_type": "deberta-v2", "architectures": ["DebertaV2ForSequenceClassification"]}
     folder = classifier(tmp_path, config=changes)
     with pytest.raises(ModelFileError, match="model_type"):
         read_contract(folder)
     (folder / "model.onnx").write_bytes(b"")
-    found = head(folder)
-    assert (found.dense, found.spec.labels) == ("", ("LABEL_0",))
+    head_spec = head(folder)
+    assert (head_spec.dense, head_spec.spec.labels) == ("", ("LABEL_0",))
 
 
 @pytest.mark.parametrize(
@@ -149,14 +149,14 @@ def test_an_architecture_without_a_graph_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_segments_are_those_that_the_tokenizer_gives(tmp_path: Path, config: dict[str, Any], segments: bool) -> None:
-    """A BERT behind a RoBERTa tokenizer never saw a second segment."""
+    """A BERT with a RoBERTa tokenizer never had a second segment."""
     folder = classifier(tmp_path)
     write_json(folder / "tokenizer_config.json", {"model_max_length": 30} | config)
     assert head(folder).segments == segments
 
 
 def test_a_single_segment_is_no_input(tmp_path: Path) -> None:
-    """A table of one row has nothing to tell apart."""
+    """A table of one row distinguishes nothing."""
     assert not head(classifier(tmp_path, config={"type_vocab_size": 1})).segments
 
 
@@ -168,24 +168,24 @@ def test_without_a_tokenizer_config_segments_are_given(tmp_path: Path) -> None:
 
 
 def test_an_embedding_size_of_its_own_is_refused(tmp_path: Path) -> None:
-    """ELECTRA's small models have a projection that no graph here has."""
+    """ELECTRA's small models have a projection that no Shoal graph supports."""
     with pytest.raises(ModelFileError, match="embedding_size"):
         read_contract(classifier(tmp_path, "electra", config={"embedding_size": 8}))
 
 
 class TestLabels:
-    """id2label, num_labels, and transformers' two."""
+    """id2label, num_labels, and transformers' default of two."""
 
     @given(st.lists(st.text(max_size=8), min_size=1, max_size=40, unique=True), st.randoms(use_true_random=False))
     def test_they_come_in_the_order_of_their_numbers(self, names: list[str], order: Any) -> None:
-        """However the object is written."""
+        """For any order of the object's keys."""
         items = [(str(index), name) for index, name in enumerate(names)]
         order.shuffle(items)
         assert read_labels(config(id2label=dict(items))) == tuple(names)
 
     @pytest.mark.parametrize(("fields", "count"), [({}, 2), ({"num_labels": 5}, 5), ({"num_labels": None}, 2)])
     def test_without_names_they_are_numbered(self, fields: dict[str, Any], count: int) -> None:
-        """As transformers calls them."""
+        """With transformers' default names."""
         assert read_labels(config(**fields)) == tuple(f"LABEL_{index}" for index in range(count))
 
     def test_numeric_names_are_converted_to_text(self) -> None:
@@ -208,14 +208,14 @@ class TestLabels:
             {"id2label": {str(index): str(index) for index in range(100_001)}},
         ],
     )
-    def test_what_is_no_numbering_is_refused(self, fields: dict[str, Any]) -> None:
+    def test_invalid_numberings_are_refused(self, fields: dict[str, Any]) -> None:
         """By key."""
         with pytest.raises(ModelFileError, match=next(iter(fields))):
             read_labels(config(**fields))
 
 
 class TestActivation:
-    """The rule, case by case."""
+    """Each case of the activation rule."""
 
     @pytest.mark.parametrize("labels", [1, 3])
     @pytest.mark.parametrize(
@@ -230,21 +230,21 @@ class TestActivation:
         ],
     )
     def test_a_named_one_stands(self, name: str, labels: int) -> None:
-        """In each of its three places."""
+        """In each of the three places."""
         expected = name.rpartition(".")[2].lower()
         assert read_activation(config(), saved(activation_fn=name), labels) == expected
         assert read_activation(config(sentence_transformers={"activation_fn": name}), None, labels) == expected
         assert read_activation(config(sbert_ce_default_activation_function=name), None, labels) == expected
 
     def test_the_newest_place_is_believed(self) -> None:
-        """Its own file before config.json's object, that before the oldest key."""
+        """The separate file first, then config.json's object, then the oldest key."""
         both = config(sentence_transformers={"activation_fn": IDENTITY}, sbert_ce_default_activation_function=PLAIN)
         assert read_activation(both, saved(activation_fn=SIGMOID), 3) == "sigmoid"
         assert read_activation(both, saved(), 3) == "identity"
 
     @pytest.mark.parametrize("labels", [1, 4])
     def test_code_of_its_own_is_passed_over(self, labels: int) -> None:
-        """A name outside of torch is the default, as in sentence-transformers."""
+        """A name outside of torch means the default, as in sentence-transformers."""
         expected = "sigmoid" if labels == 1 else "identity"
         assert read_activation(config(), saved(activation_fn="my.Own"), labels) == expected
         assert read_activation(config(sbert_ce_default_activation_function="my.Own"), None, labels) == expected
@@ -256,7 +256,7 @@ class TestActivation:
 
     @pytest.mark.parametrize("problem", [None, "regression", "multi_label_classification"])
     def test_one_label_has_a_sigmoid(self, problem: str | None) -> None:
-        """Whatever its problem_type is: training leaves "regression" there."""
+        """For any problem_type: training leaves "regression" there."""
         assert read_activation(config(problem_type=problem), None, 1) == "sigmoid"
         assert read_activation(config(problem_type=problem), saved(), 1) == "sigmoid"
 
@@ -270,12 +270,12 @@ class TestActivation:
         ],
     )
     def test_a_plain_classifier_follows_its_problem(self, problem: str | None, expected: str) -> None:
-        """As transformers' own pipeline; a cross-encoder of several labels has none."""
+        """As in transformers' pipeline; a cross-encoder with several labels has no activation."""
         assert read_activation(config(problem_type=problem), None, 3) == expected
         assert read_activation(config(problem_type=problem), saved(), 3) == "identity"
         assert read_activation(config(problem_type=problem, sentence_transformers={}), None, 3) == "identity"
 
-    def test_a_problem_that_nobody_knows_is_refused(self) -> None:
+    def test_an_unknown_problem_type_is_refused(self) -> None:
         """By key."""
         with pytest.raises(ModelFileError, match="problem_type"):
             read_activation(config(problem_type="ranking"), None, 3)
@@ -290,6 +290,6 @@ class TestActivation:
         (3, {"sentence_transformers": {"activation_fn": IDENTITY}}, True),
     ],
 )
-def test_what_was_trained_on_pairs(tmp_path: Path, labels: int, config: dict[str, Any], pairs: bool) -> None:
-    """Rerankers and cross-encoders; of a classifier with several labels nobody knows."""
+def test_models_trained_on_pairs(tmp_path: Path, labels: int, config: dict[str, Any], pairs: bool) -> None:
+    """Rerankers and cross-encoders; unknown for a classifier with several labels."""
     assert head(classifier(tmp_path, labels=labels, config=config)).spec.pairs == pairs

@@ -1,4 +1,4 @@
-"""Modules that are known and not served, and small files beside them."""
+"""Known but unsupported modules, and small files next to them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.unit.models.head_checkpoints import edit, modules
 )
 @pytest.mark.parametrize("first", [True, False])
 def test_modules_that_are_refused_by_name(tmp_path: Path, kind: str, advice: str, first: bool) -> None:
-    """The error names the module, and says what can be done."""
+    """The error names the module and the next step."""
     folder = checkpoint(tmp_path)
     listed = [(f"{ST}{kind}", "")] if first else [(f"{ST}Transformer", ""), (f"{ST}{kind}", "1_Pooling")]
     modules(folder, *listed)
@@ -40,7 +40,7 @@ def test_modules_that_are_refused_by_name(tmp_path: Path, kind: str, advice: str
 
 
 def test_truncate_dim_is_the_models_own_dimension(tmp_path: Path) -> None:
-    """It stands before a final Normalize, and never makes a vector longer."""
+    """It applies before a final Normalize, and never lengthens a vector."""
     folder = checkpoint(tmp_path)
     write_json(folder / "config_sentence_transformers.json", {"truncate_dim": 5})
     contract = read_contract(folder)
@@ -64,7 +64,7 @@ def test_a_dense_that_names_no_activation(tmp_path: Path, pylate: bool, activati
 
 
 def test_a_residual_dense(tmp_path: Path) -> None:
-    """Read as the file says."""
+    """Read as stated in the file."""
     dense(tmp_path, "1_Dense", 4, 3)
     edit(tmp_path / "1_Dense" / "config.json", use_residual=True)
     assert read_dense(tmp_path, Entry("Dense", "1_Dense", "[1].type")).residual
@@ -80,14 +80,14 @@ def test_a_residual_dense(tmp_path: Path) -> None:
     ],
 )
 def test_ids_of_tokens(tmp_path: Path, content: dict[str, Any], token: int | None, unknown: int | None) -> None:
-    """From the two forms of vocabulary and from added tokens."""
+    """From both vocabulary formats and from added tokens."""
     write_json(tmp_path / "tokenizer.json", content)
     read = Vocabulary(tmp_path)
     assert (read.id("a"), read.unknown, read.id("none")) == (token, unknown, None)
 
 
 def test_special_tokens_by_their_roles(tmp_path: Path) -> None:
-    """A string or an object, in either file; what is no token has no id."""
+    """A string or an object, in either file; an unknown token has no id."""
     write_json(tmp_path / "tokenizer.json", {"model": {"vocab": {"<m>": 4, "<c>": 5}}})
     write_json(tmp_path / "tokenizer_config.json", {"mask_token": {"content": "<m>"}, "unk_token": "<none>"})
     write_json(tmp_path / "special_tokens_map.json", {"cls_token": "<c>"})
@@ -96,7 +96,7 @@ def test_special_tokens_by_their_roles(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_without_tokenizer_json(tmp_path: Path) -> None:
-    """vocab.txt has a token a line; without either there is none."""
+    """vocab.txt has one token per line; without either file there is no vocabulary."""
     assert Vocabulary(tmp_path).id("[MASK]") is None
     words = vocabulary("bert")
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
@@ -113,7 +113,7 @@ def test_a_vocabulary_without_tokenizer_json(tmp_path: Path) -> None:
     ],
 )
 def test_broken_tokenizers_are_named(tmp_path: Path, content: dict[str, Any]) -> None:
-    """No file makes the reader fail in its own words."""
+    """No file makes the reader raise another error."""
     write_json(tmp_path / "tokenizer.json", content)
     with pytest.raises(ModelFileError) as caught:
         _ = Vocabulary(tmp_path).limit

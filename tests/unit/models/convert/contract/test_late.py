@@ -1,4 +1,4 @@
-"""Late interaction: the settings of PyLate, of sentence-transformers and of the Stanford library."""
+"""Late interaction: settings of PyLate, sentence-transformers and the Stanford library."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def refused(folder: Path) -> ModelFileError:
     return caught.value
 
 
-def test_what_pylate_saves(tmp_path: Path) -> None:
-    """Markers by id, queries filled up with the mask token, punctuation left out where it is a token."""
+def test_pylate_format(tmp_path: Path) -> None:
+    """Markers by id, queries filled with the mask token, and skipped punctuation tokens."""
     contract = read_contract(pylate(tmp_path))
     assert contract.late is not None
     assert contract.late.spec == MultiSpec(
@@ -56,7 +56,7 @@ def test_what_pylate_saves(tmp_path: Path) -> None:
 
 
 def test_defaults_of_pylate(tmp_path: Path) -> None:
-    """A query has 32 tokens, all punctuation is skipped, queries are filled and not attended."""
+    """Queries have 32 tokens and are filled and not attended; all punctuation is skipped."""
     folder = pylate(tmp_path, query_length=None, document_length=None, skiplist_words=None, do_query_expansion=None)
     spec = spec_of(folder)
     assert (spec.query_length, spec.document_length, spec.attended) == (32, None, False)
@@ -82,21 +82,21 @@ def test_defaults_of_pylate(tmp_path: Path) -> None:
     ],
 )
 def test_settings_of_pylate(tmp_path: Path, changes: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Each key has its effect, and no other."""
+    """Each key changes only its own setting."""
     folder = pylate(tmp_path, **changes)
     spec = spec_of(folder)
     assert {name: getattr(spec, name) for name in expected} == expected
 
 
 def test_a_prefix_that_is_no_token_comes_before_the_text(tmp_path: Path) -> None:
-    """Before the role's own prompt, once."""
+    """Once, before the role's own prompt."""
     prompts = {"query": "ask: find ", "document": "read "}
     folder = pylate(tmp_path, query_prefix="ask: ", document_prefix="see: ", prompts=prompts)
     assert read_contract(folder).prompts == {"query": "ask: find ", "document": "see: read "}
 
 
 def test_any_of_its_files_identifies_it(tmp_path: Path) -> None:
-    """Old files name no kind of model, and others have no layer of PyLate's."""
+    """Old files state no model type, and others have no PyLate layer."""
     folder = pylate(tmp_path / "old", model_type=None)
     assert read_contract(folder).late is not None
     folder = pylate(tmp_path / "bare", layers=0)
@@ -122,13 +122,13 @@ def test_any_of_its_files_identifies_it(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_are_refused(tmp_path: Path, changes: dict[str, Any], key: str) -> None:
-    """Malformed ones, and those that would need another layout."""
+    """Malformed settings, and those that need another layout."""
     error = refused(pylate(tmp_path, **changes))
     assert (error.file, error.key) == ("config_sentence_transformers.json", key)
 
 
 def test_no_token_to_fill_queries_with(tmp_path: Path) -> None:
-    """The tokenizer's file is named."""
+    """The error names the tokenizer's file."""
     folder = pylate(tmp_path)
     text = (folder / "tokenizer.json").read_text().replace("[MASK]", "[MUSK]")
     (folder / "tokenizer.json").write_text(text)
@@ -138,14 +138,14 @@ def test_no_token_to_fill_queries_with(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["Pooling", "LayerNorm", "SpladePooling", "MultiVectorMask", "Normalize"])
 def test_modules_that_are_none_of_pylate(tmp_path: Path, kind: str) -> None:
-    """Its layers are Dense, and it normalises itself."""
+    """Its layers are Dense, and it normalizes by itself."""
     folder = pylate(tmp_path)
     modules(folder, (f"{ST}Transformer", ""), ("pylate.models.Dense.Dense", "1_Dense"), (ST + kind, "2_Other"))
     assert refused(folder).file == "modules.json"
 
 
 def test_layers_that_do_not_fit(tmp_path: Path) -> None:
-    """A chain of sizes, as for a dense model."""
+    """Sizes must form a chain, as for a dense model."""
     folder = pylate(tmp_path, layers=2)
     edit(folder / "2_Dense" / "config.json", in_features=5)
     error = refused(folder)
@@ -153,14 +153,14 @@ def test_layers_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_code_of_pylate_is_refused(tmp_path: Path) -> None:
-    """Only its Dense is known."""
+    """Only its Dense is supported."""
     folder = pylate(tmp_path)
     modules(folder, (f"{ST}Transformer", ""), ("pylate.models.Other.Other", "1_Dense"))
     assert "custom code" in refused(folder).message
 
 
-def test_what_sentence_transformers_saves(tmp_path: Path) -> None:
-    """Markers are prompts; nothing is filled, skipped or cut unless its modules say so."""
+def test_sentence_transformers_format(tmp_path: Path) -> None:
+    """Markers are prompts; filling, skipping and cutting are off unless the modules enable them."""
     contract = read_contract(native(tmp_path))
     assert contract.late is not None
     assert contract.late.spec == MultiSpec(dimension=WIDTH)
@@ -169,7 +169,7 @@ def test_what_sentence_transformers_saves(tmp_path: Path) -> None:
 
 
 def test_settings_of_sentence_transformers(tmp_path: Path) -> None:
-    """On the Transformer and on the mask."""
+    """Of the Transformer and of the mask."""
     expansion = {"strategy": "fixed", "length": 8, "attend": True, "token": None}
     folder = native(
         tmp_path,
@@ -202,14 +202,14 @@ def test_settings_of_modules_that_are_refused(
 
 
 def test_expansion_without_a_mask_is_refused(tmp_path: Path) -> None:
-    """Nothing would count the tokens that it adds."""
+    """The added tokens would not be counted."""
     folder = native(tmp_path, sentence={"query_expansion": {"strategy": "fixed", "length": 8}})
     modules(folder, (f"{ST}Transformer", ""), (f"{ST}Dense", "1_Dense"), (f"{ST}Normalize", "3_Normalize"))
     assert refused(folder).key == "query_expansion"
 
 
 def test_vectors_that_are_not_normalised_are_refused(tmp_path: Path) -> None:
-    """MaxSim here is of unit vectors; a Normalize of something else is none."""
+    """MaxSim requires unit vectors, and a Normalize of another output does not help."""
     folder = native(tmp_path)
     modules(folder, (f"{ST}Transformer", ""), (f"{ST}Dense", "1_Dense"), (f"{ST}MultiVectorMask", "2_MultiVectorMask"))
     assert "the model does not end in a Normalize" in refused(folder).message
@@ -219,7 +219,7 @@ def test_vectors_that_are_not_normalised_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_the_stanford_library(tmp_path: Path) -> None:
-    """Its own settings, and the usual ones where it has none; the projection is among the encoder's weights."""
+    """Its own settings, with the usual defaults; the projection is among the encoder's weights."""
     metadata = {"query_maxlen": 10, "doc_maxlen": 25, "attend_to_mask_tokens": True, "mask_punctuation": False}
     spec = spec_of(stanford(tmp_path, metadata | {"nbits": 2, "lr": 1e-5}))
     assert (spec.query_length, spec.document_length, spec.attended, spec.skipped) == (10, 25, True, ())
@@ -230,7 +230,7 @@ def test_a_checkpoint_of_the_stanford_library(tmp_path: Path) -> None:
 
 
 def test_stanford_checkpoints_that_are_refused(tmp_path: Path) -> None:
-    """Distances other than the cosine, and a projection of another encoder."""
+    """Distances other than the cosine, and another encoder's projection."""
     error = refused(stanford(tmp_path, {"similarity": "l2"}))
     assert (error.file, error.key) == ("artifact.metadata", "similarity")
     folder = stanford(tmp_path / "wide")
@@ -244,21 +244,21 @@ LENGTHS = st.none() | st.integers(3, 600)
 
 @given(query=LENGTHS, document=LENGTHS, stated=st.lists(st.integers(3, 600), max_size=2))
 def test_the_longest_input(query: int | None, document: int | None, stated: list[int]) -> None:
-    """Room for both sides: their own lengths, else the stated one."""
+    """Each side's own length, else the general one."""
     late = Late(
         layers=(),
         spec=MultiSpec(dimension=4, query_length=query, document_length=document),
         query_length=None if query is None else Length(query, "f", "query_length"),
         document_length=None if document is None else Length(document, "f", "document_length"),
     )
-    found = [length.tokens for length in longest(late, [Length(each, "f", "k") for each in stated])]
+    lengths = [length.tokens for length in longest(late, [Length(each, "f", "k") for each in stated])]
     own = [length for length in (query, document) if length is not None]
     if len(own) == 2:
-        assert found == [max(own)]
+        assert lengths == [max(own)]
     elif stated:
-        assert len(found) == 1 and found[0] >= min(stated) and all(found[0] >= length for length in own)
+        assert len(lengths) == 1 and lengths[0] >= min(stated) and all(lengths[0] >= length for length in own)
     else:
-        assert found == []
+        assert lengths == []
 
 
 @given(
@@ -266,7 +266,7 @@ def test_the_longest_input(query: int | None, document: int | None, stated: list
     marker=st.text(min_size=1, max_size=3),
 )
 def test_markers_come_first_and_once(prompts: dict[str, str], marker: str) -> None:
-    """Put before a prompt that has it already, a marker changes nothing."""
+    """A prompt that already has the marker stays unchanged."""
     once = with_markers(prompts, {"query": marker})
     assert once["query"].startswith(marker)
     assert with_markers(once, {"query": marker}) == once

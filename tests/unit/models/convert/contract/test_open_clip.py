@@ -1,4 +1,4 @@
-"""Reading open_clip_config.json: what is taken, by which defaults, and what is refused by key."""
+"""Reading open_clip_config.json: supported settings, defaults, and errors by key."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def siglip(
     model: dict[str, Any] | None = None,
     tokens: dict[str, Any] | None = None,
 ) -> Path:
-    """The SigLIP of `tower_checkpoints` in open_clip's layout; a "base" of timm is as small as that."""
+    """The SigLIP of `tower_checkpoints` in open_clip's layout, with timm's "base" at the same small size."""
     monkeypatch.setitem(reader._TRUNKS, "base", reader._Trunk(IMAGE_HIDDEN, 2, 2, INNER / IMAGE_HIDDEN))
-    pictures: dict[str, Any] = {"image_size": SIZE, "timm_model_name": f"vit_base_patch4_siglip_{SIZE}"}
-    pictures |= {"timm_pool": "map", "timm_proj": "none", "timm_model_pretrained": False}
+    vision_cfg: dict[str, Any] = {"image_size": SIZE, "timm_model_name": f"vit_base_patch4_siglip_{SIZE}"}
+    vision_cfg |= {"timm_pool": "map", "timm_proj": "none", "timm_model_pretrained": False}
     texts: dict[str, Any] = {"context_length": CONTEXT, "vocab_size": len(WORDS["siglip"])}
     texts |= {"width": 12, "heads": 2, "layers": 2}
     texts |= {"mlp_ratio": INNER / 12 + 1e-9, "no_causal_mask": True, "proj_bias": True, "pool_type": "last"}
@@ -55,7 +55,7 @@ def siglip(
         "hf_tokenizer_name": "org/name",
         "tokenizer_kwargs": {"clean": "canonicalize"},
     }
-    towers = {"vision_cfg": pictures | (vision or {}), "text_cfg": texts | (text or {})}
+    towers = {"vision_cfg": vision_cfg | (vision or {}), "text_cfg": texts | (text or {})}
     whole = {"embed_dim": IMAGE_HIDDEN, "init_logit_bias": -10, "custom_text": True} | towers | (model or {})
     prepared = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "resize_mode": "squash"}
     write_json(folder / CONFIG, {"model_cfg": whole, "preprocess_cfg": prepared})
@@ -68,45 +68,55 @@ def siglip(
 
 
 def test_a_clip_is_read_with_its_numbers(tmp_path: Path) -> None:
-    found = read_towers(open_clip(tmp_path))
-    assert (found.family, found.layout, found.dimension) == ("clip", "open_clip", 8)
-    assert (found.text.hidden, found.text.heads, found.text.layers, found.text.intermediate) == (12, 2, 2, INNER)
-    assert (found.image.hidden, found.image.heads, found.image.layers, found.image.intermediate) == (16, 2, 2, INNER)
-    assert found.text.norm_eps == found.image.norm_eps == 1e-5
-    assert found.text.activation == found.image.activation == "quick_gelu"
-    assert found.text.eos_id is None
-    spec = found.text_spec
+    contract = read_towers(open_clip(tmp_path))
+    assert (contract.family, contract.layout, contract.dimension) == ("clip", "open_clip", 8)
+    assert (contract.text.hidden, contract.text.heads, contract.text.layers, contract.text.intermediate) == (
+        12,
+        2,
+        2,
+        INNER,
+    )
+    assert (contract.image.hidden, contract.image.heads, contract.image.layers, contract.image.intermediate) == (
+        16,
+        2,
+        2,
+        INNER,
+    )
+    assert contract.text.norm_eps == contract.image.norm_eps == 1e-5
+    assert contract.text.activation == contract.image.activation == "quick_gelu"
+    assert contract.text.eos_id is None
+    spec = contract.text_spec
     assert (spec.max_tokens, spec.pad_id, spec.pad_to, spec.pooling) == (CONTEXT, 0, 0, "eos")
     assert has_towers(tmp_path)
 
 
 def test_defaults_are_those_of_open_clip(tmp_path: Path) -> None:
-    """A ViT-B-16's numbers where next to nothing is stated; GELU, not its approximation."""
+    """A ViT-B-16's values for an almost empty configuration; exact GELU, not its approximation."""
     sizes = dict.fromkeys(("image_size", "layers", "width", "head_width", "mlp_ratio", "patch_size"))
     texts = dict.fromkeys(("context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"))
     folder = open_clip(
-        tmp_path, model={"quick_gelu": None}, vision=sizes, text=texts, pictures={"mean": None, "std": None}
+        tmp_path, model={"quick_gelu": None}, vision=sizes, text=texts, preprocess={"mean": None, "std": None}
     )
-    found = read_towers(folder)
-    image, text, pictures = found.image, found.text, found.image_spec
+    contract = read_towers(folder)
+    image, text, spec = contract.image, contract.text, contract.image_spec
     assert (image.size, image.patch, image.hidden, image.heads, image.layers) == (224, 16, 768, 12, 12)
     assert (image.intermediate, image.activation) == (3072, "gelu")
     assert (text.vocab_size, text.max_positions, text.hidden, text.heads, text.layers) == (49408, 77, 512, 8, 12)
     assert (text.intermediate, text.activation) == (2048, "gelu")
-    assert (pictures.resize, pictures.edge, pictures.crop, pictures.resample) == ("shortest", 224, (224, 224), 3)
-    assert pictures.mean == (0.48145466, 0.4578275, 0.40821073)
-    assert pictures.std == (0.26862954, 0.26130258, 0.27577711)
+    assert (spec.resize, spec.edge, spec.crop, spec.resample) == ("shortest", 224, (224, 224), 3)
+    assert spec.mean == (0.48145466, 0.4578275, 0.40821073)
+    assert spec.std == (0.26862954, 0.26130258, 0.27577711)
 
 
 def test_sizes_are_rounded_as_there(tmp_path: Path) -> None:
-    """bigG's numbers: 1664 * 4.9231 is 8192 and a rest."""
+    """bigG's values: 1664 * 4.9231 is 8192 and a fraction."""
     folder = open_clip(tmp_path, vision={"width": 1664, "head_width": 104, "mlp_ratio": 4.9231, "image_size": [10, 10]})
     image = read_towers(folder).image
     assert (image.heads, image.intermediate, image.size) == (16, 8192, 10)
 
 
 @pytest.mark.parametrize(
-    ("pictures", "resize", "edge", "crop", "resample"),
+    ("preprocess", "resize", "edge", "crop", "resample"),
     [
         ({}, "shortest", SIZE, (SIZE, SIZE), 3),
         ({"resize_mode": "squash", "interpolation": "bilinear"}, "squash", 0, None, 2),
@@ -119,23 +129,23 @@ def test_sizes_are_rounded_as_there(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_how_pictures_are_prepared(
-    tmp_path: Path, pictures: dict[str, Any], resize: str, edge: int, crop: object, resample: int
+def test_how_images_are_prepared(
+    tmp_path: Path, preprocess: dict[str, Any], resize: str, edge: int, crop: object, resample: int
 ) -> None:
-    """The size is the tower's, whatever else the settings say."""
-    spec = read_towers(open_clip(tmp_path, pictures=pictures)).image_spec
+    """The size is the tower's, whatever the other settings."""
+    spec = read_towers(open_clip(tmp_path, preprocess=preprocess)).image_spec
     assert (spec.resize, spec.edge, spec.crop, spec.resample) == (resize, edge, crop, resample)
     assert (spec.size, spec.mean, spec.std) == ((SIZE, SIZE), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 
 
 def test_colours_that_are_stated_once_or_as_nothing(tmp_path: Path) -> None:
-    """A lone 0 is nothing to open_clip, and any other number stands for all channels."""
-    spec = read_towers(open_clip(tmp_path, pictures={"mean": 0, "std": 0.5})).image_spec
+    """open_clip reads a lone 0 as absent, and any other number for all channels."""
+    spec = read_towers(open_clip(tmp_path, preprocess={"mean": 0, "std": 0.5})).image_spec
     assert (spec.mean, spec.std) == ((0.48145466, 0.4578275, 0.40821073), (0.5, 0.5, 0.5))
 
 
 @pytest.mark.parametrize(
-    ("pictures", "words"),
+    ("preprocess", "words"),
     [
         ({"resize_mode": "longest"}, "resize_mode: 'longest' is not supported"),
         ({"mode": "L"}, "mode: must be RGB"),
@@ -145,8 +155,8 @@ def test_colours_that_are_stated_once_or_as_nothing(tmp_path: Path) -> None:
         ({"sharpen": True}, "sharpen: unknown key"),
     ],
 )
-def test_pictures_of_another_preparation_are_refused(tmp_path: Path, pictures: dict[str, Any], words: str) -> None:
-    assert refused(open_clip(tmp_path, pictures=pictures)).startswith(f"{CONFIG}: preprocess_cfg.{words}")
+def test_images_of_another_preparation_are_refused(tmp_path: Path, preprocess: dict[str, Any], words: str) -> None:
+    assert refused(open_clip(tmp_path, preprocess=preprocess)).startswith(f"{CONFIG}: preprocess_cfg.{words}")
 
 
 @pytest.mark.parametrize(
@@ -177,13 +187,13 @@ def test_pictures_of_another_preparation_are_refused(tmp_path: Path, pictures: d
     ],
 )
 def test_other_architectures_are_refused_by_name(tmp_path: Path, model: dict[str, Any], key: str, what: str) -> None:
-    """With the way that is left, and so that it can be told from a broken file."""
+    """The error states the alternative and differs from that of a broken file."""
     message = refused(open_clip(tmp_path, model=model))
     assert message.startswith(f"{CONFIG}: model_cfg.{key}: {what}")
     assert "the 'convert-images' extra" in message
-    found = unsupported_error(tmp_path)
-    assert found is not None
-    assert found.message == message
+    error = unsupported_error(tmp_path)
+    assert error is not None
+    assert error.message == message
     assert has_towers(tmp_path)
 
 
@@ -216,12 +226,12 @@ def test_other_architectures_are_refused_by_name(tmp_path: Path, model: dict[str
         ),
     ],
 )
-def test_what_is_wrong_is_refused_by_key(tmp_path: Path, model: dict[str, Any], words: str) -> None:
+def test_invalid_settings_are_refused_by_key(tmp_path: Path, model: dict[str, Any], words: str) -> None:
     assert refused(open_clip(tmp_path, model=model)).startswith(f"{CONFIG}: model_cfg.{words}")
 
 
 def test_other_words_for_the_same_are_taken(tmp_path: Path) -> None:
-    """An end that is stated, the approximation of GELU, a norm's epsilon, and what is of training alone."""
+    """An explicit end token, approximate GELU, a norm's epsilon, and training settings."""
     tanh = {"act_kwargs": {"approximate": "tanh"}, "norm_kwargs": {"eps": 1e-6}}
     folder = open_clip(
         tmp_path,
@@ -229,9 +239,9 @@ def test_other_words_for_the_same_are_taken(tmp_path: Path) -> None:
         text={"pool_type": "eos", "eos_id": len(WORDS["clip"]) - 1, **tanh},
         vision={"patch_dropout": 0.5, "final_ln_after_pool": True, "act_kwargs": {"approximate": "none"}},
     )
-    found = read_towers(folder)
-    assert (found.text.eos_id, found.text.activation, found.text.norm_eps) == (29, "gelu_tanh", 1e-6)
-    assert (found.image.activation, found.image.norm_eps) == ("gelu", 1e-5)
+    contract = read_towers(folder)
+    assert (contract.text.eos_id, contract.text.activation, contract.text.norm_eps) == (29, "gelu_tanh", 1e-6)
+    assert (contract.image.activation, contract.image.norm_eps) == ("gelu", 1e-5)
     assert unsupported_error(folder) is None
 
 
@@ -248,12 +258,12 @@ def test_other_words_for_the_same_are_taken(tmp_path: Path) -> None:
 def test_how_texts_are_cleaned(
     tmp_path: Path, text: dict[str, Any], lowers: bool, lower_case: bool, cleaning: str
 ) -> None:
-    """Lower-cased unless the tokenizer is one of transformers'; `lowers`: it does so itself."""
+    """Texts are lower-cased unless the tokenizer is from transformers; `lowers`: the tokenizer does it itself."""
     folder = open_clip(tmp_path, text=text)
     if not lowers:
-        made = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        made.normalizer = normalizers.NFC()
-        made.save(str(folder / "tokenizer.json"))
+        tiny_tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tiny_tokenizer.normalizer = normalizers.NFC()
+        tiny_tokenizer.save(str(folder / "tokenizer.json"))
     spec = read_towers(folder).text_spec
     assert (spec.lower_case, spec.cleaning) == (lower_case, cleaning)
 
@@ -265,16 +275,21 @@ def test_the_context_is_the_models_not_the_tokenizers(tmp_path: Path) -> None:
 
 
 def test_a_siglip_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = read_towers(siglip(tmp_path, monkeypatch))
-    assert (found.family, found.layout, found.dimension) == ("siglip", "open_clip", IMAGE_HIDDEN)
-    assert (found.image.size, found.image.patch, found.image.hidden, found.image.intermediate) == (SIZE, 4, 16, INNER)
-    assert (found.image.activation, found.image.norm_eps) == ("gelu", 1e-6)
-    assert (found.text.activation, found.text.norm_eps, found.text.eos_id) == ("gelu", 1e-6, None)
-    spec = found.text_spec
+    contract = read_towers(siglip(tmp_path, monkeypatch))
+    assert (contract.family, contract.layout, contract.dimension) == ("siglip", "open_clip", IMAGE_HIDDEN)
+    assert (contract.image.size, contract.image.patch, contract.image.hidden, contract.image.intermediate) == (
+        SIZE,
+        4,
+        16,
+        INNER,
+    )
+    assert (contract.image.activation, contract.image.norm_eps) == ("gelu", 1e-6)
+    assert (contract.text.activation, contract.text.norm_eps, contract.text.eos_id) == ("gelu", 1e-6, None)
+    spec = contract.text_spec
     assert (spec.pad_to, spec.pad_id, spec.pooling) == (CONTEXT, 0, "last")
     assert (spec.lower_case, spec.cleaning) == (True, "canonical")
-    assert (found.image_spec.resize, found.image_spec.crop) == ("squash", None)
-    assert read_contrast(tmp_path, found) == ContrastSpec(scale=TEN, bias=-12.5, activation="sigmoid")
+    assert (contract.image_spec.resize, contract.image_spec.crop) == ("squash", None)
+    assert read_contrast(tmp_path, contract) == ContrastSpec(scale=TEN, bias=-12.5, activation="sigmoid")
 
 
 @pytest.mark.parametrize(
@@ -298,9 +313,9 @@ def test_the_names_of_timm_stand_for_numbers(
         "timm_pool": "map",
         "timm_proj": "none",
     }
-    found = reader._timm_tower(JsonFile(CONFIG, vision, "model_cfg.vision_cfg"))
-    assert (found.hidden, found.intermediate, found.activation) == (hidden, inner, activation)
-    assert found.size == int(name[-3:])
+    contract = reader._timm_tower(JsonFile(CONFIG, vision, "model_cfg.vision_cfg"))
+    assert (contract.hidden, contract.intermediate, contract.activation) == (hidden, inner, activation)
+    assert contract.size == int(name[-3:])
 
 
 @pytest.mark.parametrize(
@@ -326,7 +341,7 @@ def test_a_siglip_of_another_kind_is_refused(
 
 
 def test_siglips_padding_is_its_tokenizers_and_on_the_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """open_clip fills on the right whatever the files say, and with what they say."""
+    """open_clip pads on the right whatever the files state, with their padding id."""
     stated = {"tokenizer_class": "GemmaTokenizer", "padding_side": "left", "pad_token": "<eos>", "do_lower_case": False}
     spec = read_towers(siglip(tmp_path, monkeypatch, tokens=stated)).text_spec
     assert (spec.pad_id, spec.lower_case) == (1, True)
@@ -346,16 +361,16 @@ def test_transformers_does_not_take_the_class_of_open_clip(tmp_path: Path) -> No
 
 def test_a_clip_trained_with_sigmoids_is_compared_so(tmp_path: Path) -> None:
     folder = open_clip(tmp_path)
-    found = read_towers(folder)
-    assert read_contrast(folder, found) == ContrastSpec(scale=SCALE, bias=0.0, activation="softmax")
+    contract = read_towers(folder)
+    assert read_contrast(folder, contract) == ContrastSpec(scale=SCALE, bias=0.0, activation="softmax")
     stored = load_file(folder / WEIGHTS)
     biased = {"logit_scale": stored["logit_scale"].reshape(1), "logit_bias": tensors("siglip")["logit_bias"]}
     save_file(stored | biased, folder / WEIGHTS)
-    assert read_contrast(folder, found) == ContrastSpec(scale=SCALE, bias=-12.5, activation="sigmoid")
+    assert read_contrast(folder, contract) == ContrastSpec(scale=SCALE, bias=-12.5, activation="sigmoid")
 
 
 class TestBothLayouts:
-    """A folder that transformers' files lie in too."""
+    """A folder that also has transformers' files."""
 
     def test_transformers_weights_come_first(self, tmp_path: Path) -> None:
         assert read_towers(towers(open_clip(tmp_path))).layout == "transformers"
@@ -364,16 +379,16 @@ class TestBothLayouts:
     def test_open_clips_are_taken_where_those_are_not_whole(self, tmp_path: Path, missing: str) -> None:
         folder = towers(open_clip(tmp_path))
         (folder / missing).unlink()
-        found = read_towers(folder)
-        assert (found.layout, found.text_spec.max_tokens) == ("open_clip", CONTEXT)
+        contract = read_towers(folder)
+        assert (contract.layout, contract.text_spec.max_tokens) == ("open_clip", CONTEXT)
 
     def test_without_weights_the_error_is_that_of_transformers(self, tmp_path: Path) -> None:
         folder = towers(open_clip(tmp_path))
         for name in ("model.safetensors", WEIGHTS):
             (folder / name).unlink()
-        found = read_towers(folder)
+        contract = read_towers(folder)
         with pytest.raises(ModelFileError, match=r"^model\.safetensors: is missing"):
-            read_contrast(folder, found)
+            read_contrast(folder, contract)
 
     def test_the_config_of_a_timm_image_tower_means_nothing(self, tmp_path: Path) -> None:
         folder = open_clip(tmp_path)
@@ -390,7 +405,7 @@ class TestBothLayouts:
             unsupported_error(tmp_path, "nowhere")
 
 
-def test_nulls_are_what_is_not_there(tmp_path: Path) -> None:
+def test_null_means_absent(tmp_path: Path) -> None:
     folder = open_clip(tmp_path)
     stored = json.loads((folder / CONFIG).read_text())
     stored["model_cfg"]["vision_cfg"] |= {"ls_init_value": None, "timm_model_name": None}
@@ -421,25 +436,25 @@ SECTIONS = {
         *("context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio", "pool_type", "eos_id"),
         *("tokenizer_kwargs", "hf_tokenizer_name", "act_kwargs", "norm_kwargs", "no_causal_mask"),
     ],
-    "pictures": ["mean", "std", "mode", "interpolation", "resize_mode"],
+    "preprocess": ["mean", "std", "mode", "interpolation", "resize_mode"],
 }
 
 
 @given(data=st.data())
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_settings_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
-    """Whatever the values: one of the file's keys is named, or what came out is sound."""
+    """For any values: the error names a key of the file, or the result is valid."""
     section = data.draw(st.sampled_from(sorted(SECTIONS)))
     changes = data.draw(st.dictionaries(st.sampled_from(SECTIONS[section]), JSON, min_size=1, max_size=2))
     stated: dict[str, Any] = {section: changes}
     try:
-        found = read_towers(open_clip(tmp_path, **stated))
+        contract = read_towers(open_clip(tmp_path, **stated))
     except ModelFileError as error:
         assert error.file in (CONFIG, "tokenizer.json", "tokenizer_config.json")
     else:
-        assert found.image.hidden % found.image.heads == found.text.hidden % found.text.heads == 0
-        assert min(found.image.intermediate, found.text.intermediate, found.image.patches) >= 1
-        assert min(found.image_spec.std) > 0
+        assert contract.image.hidden % contract.image.heads == contract.text.hidden % contract.text.heads == 0
+        assert min(contract.image.intermediate, contract.text.intermediate, contract.image.patches) >= 1
+        assert min(contract.image_spec.std) > 0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The loader contract: what each file says is read, and what nobody knows is refused by file and key."""
+"""The loader contract: settings of each file are read, and unknown ones are refused by file and key."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_families(tmp_path: Path, kind: str, family: str, offset: int, pad: int)
 
 
 def test_without_modules_json_it_is_a_transformer_with_mean_pooling(tmp_path: Path) -> None:
-    """sentence-transformers' default for a plain checkpoint; nothing normalises."""
+    """sentence-transformers' default for a plain checkpoint; vectors are not normalized."""
     contract = read_contract(checkpoint(tmp_path, pooling=None))
     assert contract.pooling.modes == ("mean",)
     assert contract.modules == ()
@@ -62,7 +62,7 @@ def test_without_modules_json_it_is_a_transformer_with_mean_pooling(tmp_path: Pa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_default_length_is_the_smaller_of_tokenizer_and_positions(tmp_path: Path, kind: str) -> None:
-    """Rows of the position table that padding takes are no room for tokens."""
+    """Rows of the position table for padding hold no tokens."""
     contract = read_contract(checkpoint(tmp_path, kind, sentence={"do_lower_case": False}))
     offset = 0 if kind in ("bert", "distilbert") else 2
     assert contract.max_tokens == POSITIONS - offset
@@ -78,7 +78,7 @@ def test_an_endless_tokenizer_states_no_length(tmp_path: Path) -> None:
 
 
 def test_max_seq_length_never_exceeds_the_positions(tmp_path: Path) -> None:
-    """A length that the table cannot hold would fail on the first long text."""
+    """A length beyond the table would fail on the first long text."""
     contract = read_contract(checkpoint(tmp_path, "roberta", sentence={"max_seq_length": 9999}))
     assert contract.max_tokens == POSITIONS - 2
 
@@ -129,14 +129,14 @@ def test_a_transformer_in_a_folder_of_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_pooling_modes(tmp_path: Path, config: dict[str, Any], modes: tuple[str, ...]) -> None:
-    """Flags are concatenated in the fixed order of the reference, named modes in the order given."""
+    """Flags are concatenated in the reference's fixed order, named modes in the given order."""
     contract = read_contract(checkpoint(tmp_path, pooling=config, after=()))
     assert contract.pooling.modes == modes
     assert contract.dimension == HIDDEN * len(modes)
 
 
 def test_include_prompt(tmp_path: Path) -> None:
-    """False leaves a prompt's tokens out of pooling."""
+    """False excludes a prompt's tokens from pooling."""
     assert not read_contract(checkpoint(tmp_path, pooling=MEAN | {"include_prompt": False})).pooling.include_prompt
 
 
@@ -157,7 +157,7 @@ def test_modules_after_the_pooling_keep_their_order(tmp_path: Path) -> None:
 
 
 def test_newer_class_paths(tmp_path: Path) -> None:
-    """sentence-transformers 6 moved its modules; the class names stayed."""
+    """sentence-transformers 6 moved its modules but kept the class names."""
     checkpoint(tmp_path, after=())
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"},
@@ -181,7 +181,7 @@ def test_newer_class_paths(tmp_path: Path) -> None:
 
 
 def test_prompts(tmp_path: Path) -> None:
-    """Prompts, the default one's name and the similarity; a null prompt is none."""
+    """Prompts, the default prompt's name and the similarity; a null prompt is ignored."""
     config = {
         "prompts": {"query": "query: ", "document": "", "unset": None},
         "default_prompt_name": "query",
@@ -213,7 +213,7 @@ REFUSED_CONFIG = [
 
 @pytest.mark.parametrize(("config", "key"), REFUSED_CONFIG, ids=[key for _, key in REFUSED_CONFIG])
 def test_encoders_that_are_refused(tmp_path: Path, config: dict[str, Any], key: str) -> None:
-    """A number or name in config.json that changes the vectors and is not known."""
+    """An unsupported value in config.json that changes the vectors."""
     with pytest.raises(ModelFileError) as caught:
         read_contract(checkpoint(tmp_path, config=config))
     assert (caught.value.file, caught.value.key) == ("config.json", key)
@@ -230,7 +230,7 @@ def test_encoders_that_are_refused(tmp_path: Path, config: dict[str, Any], key: 
     ],
 )
 def test_family_rules(tmp_path: Path, kind: str, config: dict[str, Any], key: str) -> None:
-    """What only one family cares for."""
+    """Settings that only one family reads."""
     with pytest.raises(ModelFileError) as caught:
         read_contract(checkpoint(tmp_path, kind, config=config))
     assert caught.value.key == key
@@ -259,7 +259,7 @@ REFUSED_MODULES: list[tuple[Any, str | None]] = [
 
 @pytest.mark.parametrize(("modules", "key"), REFUSED_MODULES)
 def test_module_lists_that_are_refused(tmp_path: Path, modules: Any, key: str | None) -> None:
-    """Unknown modules, odd orders, code of the model's own and paths that leave the folder."""
+    """Unknown modules, invalid orders, custom code, and paths outside the folder."""
     write_json(checkpoint(tmp_path, after=()) / "modules.json", modules)
     with pytest.raises(ModelFileError) as caught:
         read_contract(tmp_path)
@@ -280,7 +280,7 @@ def test_module_lists_that_are_refused(tmp_path: Path, modules: Any, key: str | 
     ],
 )
 def test_poolings_that_are_refused(tmp_path: Path, pooling: dict[str, Any], key: str) -> None:
-    """Unknown modes, and a width that is not the encoder's."""
+    """Unknown modes, and a width other than the encoder's."""
     with pytest.raises(ModelFileError) as caught:
         read_contract(checkpoint(tmp_path, pooling=pooling))
     assert (caught.value.file, caught.value.key) == ("1_Pooling/config.json", key)
@@ -298,7 +298,7 @@ def test_poolings_that_are_refused(tmp_path: Path, pooling: dict[str, Any], key:
     ],
 )
 def test_dense_modules_that_are_refused(tmp_path: Path, change: dict[str, Any], key: str) -> None:
-    """Unknown activations, sizes that do not fit, and options that nobody here computes."""
+    """Unknown activations, mismatched sizes, and unsupported options."""
     checkpoint(tmp_path, after=("Dense",))
     config = {"in_features": HIDDEN, "out_features": 8} | change
     write_json(tmp_path / "2_Dense" / "config.json", config)
@@ -321,7 +321,7 @@ def test_dense_modules_that_are_refused(tmp_path: Path, change: dict[str, Any], 
     ],
 )
 def test_sentence_configs_that_are_refused(tmp_path: Path, sentence: dict[str, Any], key: str) -> None:
-    """Settings of the Transformer module that would give other vectors."""
+    """Settings of the Transformer module that change the vectors."""
     with pytest.raises(ModelFileError) as caught:
         read_contract(checkpoint(tmp_path, sentence=sentence))
     assert (caught.value.file, caught.value.key) == ("sentence_bert_config.json", key)
@@ -338,7 +338,7 @@ def test_sentence_configs_that_are_refused(tmp_path: Path, sentence: dict[str, A
     ],
 )
 def test_prompt_files_that_are_refused(tmp_path: Path, config: dict[str, Any], key: str) -> None:
-    """A default prompt that does not exist, and models of another kind."""
+    """A missing default prompt, and models of another kind."""
     write_json(checkpoint(tmp_path) / "config_sentence_transformers.json", config)
     with pytest.raises(ModelFileError) as caught:
         read_contract(tmp_path)
@@ -347,7 +347,7 @@ def test_prompt_files_that_are_refused(tmp_path: Path, config: dict[str, Any], k
 
 @pytest.mark.parametrize("name", ["config.json", "1_Pooling/config.json"])
 def test_missing_files_are_named(tmp_path: Path, name: str) -> None:
-    """An incomplete folder says which file is absent."""
+    """For an incomplete folder."""
     (checkpoint(tmp_path) / name).unlink()
     with pytest.raises(ModelFileError, match="is missing") as caught:
         read_contract(tmp_path)
@@ -356,7 +356,7 @@ def test_missing_files_are_named(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("content", ["{", "[1]"])
 def test_broken_json_is_named(tmp_path: Path, content: str) -> None:
-    """A file that is no JSON object says so."""
+    """For a file that is not a JSON object."""
     (checkpoint(tmp_path) / "config.json").write_text(content)
     with pytest.raises(ModelFileError) as caught:
         read_contract(tmp_path)
@@ -364,7 +364,7 @@ def test_broken_json_is_named(tmp_path: Path, content: str) -> None:
 
 
 def test_an_unknown_architecture_may_ship_its_graph(tmp_path: Path) -> None:
-    """Then there is no encoder to build, and all else is read as ever."""
+    """No encoder is built; everything else is read as usual."""
     checkpoint(tmp_path, config={"model_type": "modernbert"})
     (tmp_path / "onnx").mkdir()
     (tmp_path / "onnx" / "model.onnx").write_bytes(b"")
@@ -376,7 +376,7 @@ def test_an_unknown_architecture_may_ship_its_graph(tmp_path: Path) -> None:
 
 
 def test_an_unknown_architecture_without_any_length_is_refused(tmp_path: Path) -> None:
-    """Nobody guesses how long its inputs may be."""
+    """The maximum input length is not guessed."""
     checkpoint(
         tmp_path, config={"model_type": "new", "max_position_embeddings": None}, sentence={"do_lower_case": False}
     )
@@ -388,7 +388,7 @@ def test_an_unknown_architecture_without_any_length_is_refused(tmp_path: Path) -
 
 
 def test_a_normalize_of_other_vectors_is_refused(tmp_path: Path) -> None:
-    """Version 6 can normalise token vectors too, which no graph here does."""
+    """Version 6 can normalize token vectors too, which no Shoal graph does."""
     checkpoint(tmp_path)
     write_json(tmp_path / "2_Normalize" / "config.json", {"module_input_name": "sentence_embedding"})
     assert read_contract(tmp_path).ends_normalized
@@ -399,7 +399,7 @@ def test_a_normalize_of_other_vectors_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_runs_elsewhere_may_be_of_any_kind(tmp_path: Path) -> None:
-    """Its graph is not ours to build: unknown architectures pass, and what no file says is left open."""
+    """Shoal does not build its graph: unknown architectures pass, and missing values stay open."""
     checkpoint(tmp_path)
     write_json(tmp_path / "config.json", {"model_type": "novel", "auto_map": {"AutoModel": "code.py"}})
     with pytest.raises(ModelFileError, match="novel"):
@@ -414,7 +414,7 @@ def test_a_model_that_runs_elsewhere_may_be_of_any_kind(tmp_path: Path) -> None:
 
 
 def test_a_remote_models_files_must_still_agree(tmp_path: Path) -> None:
-    """A Dense that does not take what the pooling gives is refused all the same."""
+    """A Dense whose input does not match the pooling is refused."""
     checkpoint(tmp_path, after=("Dense",))
     dense(tmp_path, "2_Dense", HIDDEN + 1, 4)
     with pytest.raises(ModelFileError, match="2_Dense/config"):

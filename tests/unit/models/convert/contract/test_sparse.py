@@ -1,4 +1,4 @@
-"""SPLADE models and bge-m3's heads, as their files say."""
+"""SPLADE models and bge-m3's heads, as described by their files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def refused(folder: Path) -> ModelFileError:
 
 
 def test_a_sparse_encoder(tmp_path: Path) -> None:
-    """It has no dense vector, and its similarity is the dot product unless a file says otherwise."""
+    """It has no dense vector, and its default similarity is the dot product."""
     contract = read_contract(splade(tmp_path))
     assert contract.splade == Splade(strategy="max", activation="relu", tied=True)
     assert contract.sparse == SparseSpec()
@@ -34,7 +34,7 @@ def test_a_sparse_encoder(tmp_path: Path) -> None:
 
 
 def test_its_pooling(tmp_path: Path) -> None:
-    """Sum, the logarithm twice, and a last layer of its own."""
+    """Sum, double logarithm, and a separate last layer."""
     settings = {"pooling_strategy": "sum", "activation_function": "log1p_relu", "embedding_dimension": SIZE}
     folder = splade(tmp_path, pooling=settings | {"chunk_size": 4})
     edit(folder / "config.json", tie_word_embeddings=False)
@@ -42,7 +42,7 @@ def test_its_pooling(tmp_path: Path) -> None:
 
 
 def test_a_transformer_for_fill_mask(tmp_path: Path) -> None:
-    """As sentence-transformers 6 saves it; without the task it would have no logits to pool."""
+    """As saved by sentence-transformers 6; without the task it has no logits to pool."""
     folder = splade(tmp_path)
     modules(folder, (f"{ST}Transformer", ""), (f"{ST}SpladePooling", "1_SpladePooling"))
     error = refused(folder)
@@ -66,7 +66,7 @@ def test_a_transformer_for_fill_mask(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_are_refused(tmp_path: Path, name: str, change: dict[str, Any], key: str) -> None:
-    """What would give other weights, by file and key."""
+    """Settings that change the weights, by file and key."""
     folder = splade(tmp_path)
     edit(folder / name, **change)
     error = refused(folder)
@@ -83,7 +83,7 @@ def test_settings_that_are_refused(tmp_path: Path, name: str, change: dict[str, 
     ],
 )
 def test_module_lists_that_are_refused(tmp_path: Path, kinds: tuple[str, ...], key: str) -> None:
-    """A masked language model and its pooling, nothing else."""
+    """Only a masked language model and its pooling are supported."""
     folder = splade(tmp_path)
     modules(folder, *((ST + kind, "1_SpladePooling" if i else "") for i, kind in enumerate(kinds)))
     error = refused(folder)
@@ -99,7 +99,7 @@ def test_module_lists_that_are_refused(tmp_path: Path, kinds: tuple[str, ...], k
     ],
 )
 def test_a_plain_masked_model_that_is_called_splade(tmp_path: Path, name: str, fields: dict[str, Any]) -> None:
-    """Without modules.json only its files can tell that it is not an encoder to pool."""
+    """Without modules.json, only its files show that it is not a plain encoder."""
     folder = masked(tmp_path)
     assert read_contract(folder).dimension == HIDDEN
     if (folder / name).is_file():
@@ -110,13 +110,13 @@ def test_a_plain_masked_model_that_is_called_splade(tmp_path: Path, name: str, f
 
 
 def test_an_encoder_of_that_name_is_none(tmp_path: Path) -> None:
-    """There are no logits in a plain encoder, whatever it is called."""
+    """A plain encoder has no logits, whatever its name."""
     folder = checkpoint(tmp_path, pooling=None, config={"_name_or_path": "splade", "architectures": ["BertModel"]})
     assert read_contract(folder).splade is None
 
 
 def test_bge_m3(tmp_path: Path) -> None:
-    """Both heads beside the dense vector; the special tokens have no weight, the first token no vector."""
+    """Both heads next to the dense vector; special tokens have no weight, the first token no vector."""
     folder = m3(tmp_path)
     write_json(folder / "special_tokens_map.json", {"cls_token": "<s>", "pad_token": {"content": "<pad>"}})
     contract = read_contract(folder)
@@ -130,7 +130,7 @@ def test_bge_m3(tmp_path: Path) -> None:
 
 
 def test_bge_m3_without_a_word_on_its_special_tokens(tmp_path: Path) -> None:
-    """They are those of XLM-R."""
+    """The defaults are those of XLM-R."""
     head = read_contract(m3(tmp_path, multi=False)).token_weights
     words = vocabulary("xlm-roberta")
     assert head is not None
@@ -139,7 +139,7 @@ def test_bge_m3_without_a_word_on_its_special_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("sparse", "multi"), [(True, False), (False, True), (False, False)])
 def test_each_head_is_there_or_not(tmp_path: Path, sparse: bool, multi: bool) -> None:
-    """One does not need the other."""
+    """The heads are independent."""
     contract = read_contract(m3(tmp_path, sparse=sparse, multi=multi))
     assert (contract.token_weights is not None, contract.late is not None) == (sparse, multi)
 
@@ -154,7 +154,7 @@ def test_each_head_is_there_or_not(tmp_path: Path, sparse: bool, multi: bool) ->
     ],
 )
 def test_heads_that_do_not_fit(tmp_path: Path, name: str, shape: tuple[int, ...], key: str) -> None:
-    """The file and tensor are named."""
+    """The error names file and tensor."""
     folder = m3(tmp_path)
     save_file({"weight": normal(*shape)}, folder / name)
     error = refused(folder)
@@ -162,6 +162,6 @@ def test_heads_that_do_not_fit(tmp_path: Path, name: str, shape: tuple[int, ...]
 
 
 def test_elsewhere_heads_are_not_read(tmp_path: Path) -> None:
-    """The graph of another server has the outputs that it has."""
+    """The outputs of a remote graph are fixed."""
     contract = read_contract(m3(tmp_path), elsewhere=True)
     assert contract.token_weights is None and contract.late is None

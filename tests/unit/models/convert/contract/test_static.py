@@ -1,4 +1,4 @@
-"""Static models: the tables of sentence-transformers and of model2vec."""
+"""Static models: tables of sentence-transformers and of model2vec."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNKNOWN = vocabulary("bert")["[UNK]"]
 
 
 def test_a_static_embedding(tmp_path: Path) -> None:
-    """A row for each id, every id counts, nothing is cut where no file says so, and no special tokens are added."""
+    """One row per id; every id counts, no default truncation, and no special tokens."""
     contract = read_contract(static(tmp_path))
     assert contract.table is not None and contract.encoder is None
     assert (contract.table.tensor, contract.table.stored, contract.table.width) == ("embedding.weight", SIZE, WIDTH)
@@ -33,16 +33,16 @@ def test_a_static_embedding(tmp_path: Path) -> None:
 
 
 def test_its_tokenizer_may_cut(tmp_path: Path) -> None:
-    """sentence-transformers leaves the truncation of tokenizer.json on."""
+    """sentence-transformers keeps the truncation of tokenizer.json."""
     folder = static(tmp_path)
-    made = tokenizer("bert")
-    made.enable_truncation(7)
-    made.save(str(folder / "tokenizer.json"))
+    tiny_tokenizer = tokenizer("bert")
+    tiny_tokenizer.enable_truncation(7)
+    tiny_tokenizer.save(str(folder / "tokenizer.json"))
     assert read_contract(folder).max_tokens == 7
 
 
 def test_modules_may_follow_it(tmp_path: Path) -> None:
-    """A Dense and a Normalize work on the mean; the table may lie in a folder of its own."""
+    """A Dense and a Normalize work on the mean; the table may be in its own folder."""
     after = ((f"{ST}Dense", "1_Dense"), (f"{ST}Normalize", "2_Normalize"))
     folder = static(tmp_path, path="0_StaticEmbedding", after=after)
     dense(folder, "1_Dense", WIDTH, 3)
@@ -51,7 +51,7 @@ def test_modules_may_follow_it(tmp_path: Path) -> None:
 
 
 def test_prompts_and_truncate_dim(tmp_path: Path) -> None:
-    """config_sentence_transformers.json says them of a static model too."""
+    """config_sentence_transformers.json applies to static models too."""
     folder = static(tmp_path, after=((f"{ST}Normalize", "1_Normalize"),))
     write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "q: "}, "truncate_dim": 4})
     contract = read_contract(folder)
@@ -80,7 +80,7 @@ def test_a_folder_of_model2vec(tmp_path: Path, quantized: bool) -> None:
     ],
 )
 def test_settings_of_model2vec(tmp_path: Path, config: dict[str, Any], tokens: int, normalized: bool) -> None:
-    """Its own length, null for none, and whether vectors have unit length."""
+    """Maximum length, null for none, and normalization."""
     contract = read_contract(model2vec(tmp_path, config=config))
     assert (contract.max_tokens, contract.ends_normalized) == (tokens, normalized)
 
@@ -93,7 +93,7 @@ def test_with_modules_json(tmp_path: Path) -> None:
 
 
 def test_an_unknown_token_of_a_unigram_tokenizer(tmp_path: Path) -> None:
-    """Its id is a number of the model itself."""
+    """The tokenizer model states its id as a number."""
     folder = model2vec(tmp_path)
     pieces = [["<unk>", 0.0], *([f"p{i}", -1.0] for i in range(SIZE - 1))]
     write_json(folder / "tokenizer.json", {"model": {"type": "Unigram", "vocab": pieces, "unk_id": 0}})
@@ -112,7 +112,7 @@ BROKEN: list[tuple[dict[str, Array], str, str]] = [
 
 @pytest.mark.parametrize(("tensors", "key", "why"), BROKEN, ids=[f"{key}-{why}" for _, key, why in BROKEN])
 def test_tables_that_are_refused(tmp_path: Path, tensors: dict[str, Array], key: str, why: str) -> None:
-    """What is missing, of an odd shape, or points behind the table."""
+    """Missing parts, invalid shapes, or ids beyond the table."""
     folder = model2vec(tmp_path)
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ModelFileError) as caught:
@@ -131,6 +131,6 @@ def test_modules_that_cannot_follow(tmp_path: Path, kind: str) -> None:
 
 
 def test_elsewhere_nothing_but_an_encoder_is_read(tmp_path: Path) -> None:
-    """Of a model that another server runs there are no weights to look into."""
+    """The weights of a remote model are not available."""
     with pytest.raises(ModelFileError, match="first module must be a Transformer"):
         read_contract(static(tmp_path), elsewhere=True)

@@ -1,4 +1,4 @@
-"""Where the files of two towers lie, and a tokenizer that is made of CLIP's vocabulary and merges."""
+"""File locations of dual encoders, and a tokenizer built from CLIP's vocabulary and merges."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.models.convert.contract.tower_weights import read_contrast
 from shoal.models.convert.contract.towers import has_towers, read_towers
 from shoal.models.convert.graphs.towers import build_text_tower
 from shoal.models.convert.graphs.vision import build_image_tower
-from shoal.models.convert.verify_dual_encoder import verify_pictures, verify_texts
+from shoal.models.convert.verify_dual_encoder import verify_images, verify_texts
 from tests.unit.models.checkpoints import checkpoint, write_json
 from tests.unit.models.engines import RUNS
 from tests.unit.models.open_clip_checkpoints import open_clip
@@ -38,7 +38,7 @@ def modules(folder: Path, *entries: tuple[str, str]) -> None:
 
 
 def vocabulary(folder: Path, *, words: list[str] = VOCABULARY, settings: dict[str, Any] | None = None) -> Path:
-    """CLIP's two files in the place of tokenizer.json."""
+    """Replace tokenizer.json with CLIP's two files."""
     (folder / "tokenizer.json").unlink(missing_ok=True)
     write_json(folder / "vocab.json", {word: place for place, word in enumerate(words)})
     (folder / "merges.txt").write_text("#version: 0.2\nf i\nfi s\n", encoding="utf-8")
@@ -58,17 +58,17 @@ class TestSentenceTransformers:
         towers(inner)
         modules(tmp_path, (kind, path))
         assert has_towers(tmp_path)
-        found = read_towers(tmp_path)
-        assert found.path == path.strip("/")
-        assert read_contrast(tmp_path, found).scale == pytest.approx(100.0)
-        build_text_tower(tmp_path, found, tmp_path / "text.onnx")
-        build_image_tower(tmp_path, found, tmp_path / "image.onnx")
+        contract = read_towers(tmp_path)
+        assert contract.path == path.strip("/")
+        assert read_contrast(tmp_path, contract).scale == pytest.approx(100.0)
+        build_text_tower(tmp_path, contract, tmp_path / "text.onnx")
+        build_image_tower(tmp_path, contract, tmp_path / "image.onnx")
         target = tmp_path / "target"
         target.mkdir()
-        write_tower_tokenizer(tmp_path, target / "tokenizer.json", family=found.family, path=found.path)
+        write_tower_tokenizer(tmp_path, target / "tokenizer.json", family=contract.family, path=contract.path)
         run = RUNS["onnxruntime"](tmp_path / "image.onnx")
-        assert verify_texts(tmp_path, found, target, RUNS["onnxruntime"](tmp_path / "text.onnx")).passed
-        assert verify_pictures(tmp_path, found, run).passed
+        assert verify_texts(tmp_path, contract, target, RUNS["onnxruntime"](tmp_path / "text.onnx")).passed
+        assert verify_images(tmp_path, contract, run).passed
         pixels = np.ones((1, 3, SIZE, SIZE), np.float32)
         build_image_tower(inner, read_towers(towers(tmp_path / "alone")), tmp_path / "alone.onnx")
         expected = RUNS["onnxruntime"](tmp_path / "alone.onnx")({PIXELS: pixels}, (IMAGE_EMBEDS,))[IMAGE_EMBEDS]
@@ -78,9 +78,9 @@ class TestSentenceTransformers:
         (tmp_path / "0_CLIPModel").mkdir()
         open_clip(tmp_path / "0_CLIPModel")
         modules(tmp_path, (OLD, "0_CLIPModel"))
-        found = read_towers(tmp_path)
-        assert (found.layout, found.path) == ("open_clip", "0_CLIPModel")
-        assert read_contrast(tmp_path, found).scale == pytest.approx(100.0)
+        contract = read_towers(tmp_path)
+        assert (contract.layout, contract.path) == ("open_clip", "0_CLIPModel")
+        assert read_contrast(tmp_path, contract).scale == pytest.approx(100.0)
 
     @pytest.mark.parametrize(
         ("missing", "words"),
@@ -113,7 +113,7 @@ class TestSentenceTransformers:
             has_towers(tmp_path)
 
     @pytest.mark.parametrize("listed", [[], {}, [{"type": 5, "path": ""}], [{"type": "CLIPModel"}], ["x"]])
-    def test_what_is_no_list_of_modules_is_for_another_reader(self, tmp_path: Path, listed: object) -> None:
+    def test_invalid_module_lists_are_left_to_another_reader(self, tmp_path: Path, listed: object) -> None:
         (tmp_path / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
         assert not has_towers(tmp_path)
         assert has_towers(towers(tmp_path))
@@ -128,16 +128,16 @@ class TestSentenceTransformers:
 
 class TestVocabularyAndMerges:
     def test_a_tokenizer_is_made_of_them(self, tmp_path: Path) -> None:
-        found = read_towers(sized(tmp_path))
-        assert found.text_spec.max_tokens == CONTEXT
+        contract = read_towers(sized(tmp_path))
+        assert contract.text_spec.max_tokens == CONTEXT
         write_tower_tokenizer(tmp_path, tmp_path / "made.json", family="clip")
-        made = Tokenizer.from_file(str(tmp_path / "made.json"))
-        got = made.encode("  Fish\n\tFIX's <|endoftext|> cat!")
+        tiny_tokenizer = Tokenizer.from_file(str(tmp_path / "made.json"))
+        got = tiny_tokenizer.encode("  Fish\n\tFIX's <|endoftext|> cat!")
         assert got.tokens == [
             ENDS[0], "fis", "h</w>", "fi", "x</w>", ENDS[1], "s</w>", ENDS[1], "c", "a", "t</w>", "!</w>", ENDS[1],
         ]  # fmt: skip
 
-    def test_one_that_is_there_is_taken_as_it_is(self, tmp_path: Path) -> None:
+    def test_an_existing_tokenizer_is_used_unchanged(self, tmp_path: Path) -> None:
         folder = towers(tmp_path)
         stored = (folder / "tokenizer.json").read_bytes()
         vocabulary(folder)
@@ -184,15 +184,15 @@ class TestVocabularyAndMerges:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = vocabulary(tmp_path_factory.mktemp("made"))
     write_tower_tokenizer(folder, folder / "made.json", family="clip")
     return Tokenizer.from_file(str(folder / "made.json"))
 
 
 @given(st.text(max_size=40))
-def test_every_text_has_its_ends_and_blanks_around_it_mean_nothing(made: Tokenizer, text: str) -> None:
-    ids = made.encode(text).ids
+def test_every_text_has_its_ends_and_blanks_around_it_mean_nothing(tiny_tokenizer: Tokenizer, text: str) -> None:
+    ids = tiny_tokenizer.encode(text).ids
     assert (ids[0], ids[-1]) == (len(VOCABULARY) - 2, len(VOCABULARY) - 1)
-    assert made.encode(f"  {text}\n").ids == ids
-    assert made.encode(text.replace(" ", "\t \n")).ids == ids
+    assert tiny_tokenizer.encode(f"  {text}\n").ids == ids
+    assert tiny_tokenizer.encode(text.replace(" ", "\t \n")).ids == ids

@@ -1,4 +1,4 @@
-"""Weights in open_clip's layout give the vectors that the same weights give in that of transformers."""
+"""Weights in open_clip's layout give the same vectors as in transformers' layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.models.convert.contract.tower_weights import open_tower_weights
 from shoal.models.convert.contract.towers import read_towers
 from shoal.models.convert.graphs.towers import build_text_tower
 from shoal.models.convert.graphs.vision import build_image_tower
-from shoal.models.convert.verify_dual_encoder import verify_pictures, verify_texts
+from shoal.models.convert.verify_dual_encoder import verify_images, verify_texts
 from shoal.types import Array
 from tests.unit.models.convert.contract.test_open_clip import siglip
 from tests.unit.models.engines import RUNS
@@ -28,8 +28,8 @@ def vectors(folder: Path, model: Towers) -> tuple[Array, Array]:
     build_text_tower(folder, model, folder / "text.onnx")
     build_image_tower(folder, model, folder / "image.onnx")
     run_text, run_image = RUNS["onnxruntime"](folder / "text.onnx"), RUNS["onnxruntime"](folder / "image.onnx")
-    for found in (verify_texts(folder, model, folder, run_text), verify_pictures(folder, model, run_image)):
-        assert found.passed
+    for verification in (verify_texts(folder, model, folder, run_text), verify_images(folder, model, run_image)):
+        assert verification.passed
     pixels = np.random.default_rng(5).standard_normal((2, 3, SIZE, SIZE)).astype(np.float32)
     texts = run_text({"input_ids": IDS}, (TEXT_EMBEDS,))[TEXT_EMBEDS]
     return texts, run_image({PIXELS: pixels}, (IMAGE_EMBEDS,))[IMAGE_EMBEDS]

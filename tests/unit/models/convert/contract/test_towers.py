@@ -1,4 +1,4 @@
-"""What the files of CLIP and SigLIP models say, and what is refused of them."""
+"""Files of CLIP and SigLIP models: supported settings and errors."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class TestClip:
         assert scoring.scale == pytest.approx(100.0)
         assert (scoring.bias, scoring.activation) == (0.0, "softmax")
 
-    def test_what_is_not_stated_is_what_transformers_takes(self, tmp_path: Path) -> None:
+    def test_missing_values_follow_transformers_defaults(self, tmp_path: Path) -> None:
         towers(tmp_path)
         write_json(tmp_path / "config.json", {"model_type": "clip"})
         write_json(tmp_path / "preprocessor_config.json", {})
@@ -94,7 +94,7 @@ class TestClip:
         )
 
     def test_older_files_state_a_tower_twice(self, tmp_path: Path) -> None:
-        """text_config_dict wins with all its defaults, even over what text_config states."""
+        """text_config_dict takes precedence with all its defaults, even over values of text_config."""
         size = len(WORDS["clip"])
         old = {"hidden_size": 24, "num_attention_heads": 3, "vocab_size": size, "eos_token_id": size - 1}
         model = read_towers(towers(tmp_path, config={"text_config_dict": old}))
@@ -111,11 +111,11 @@ class TestClip:
 
     def test_padding_never_looks_like_the_end(self, tmp_path: Path) -> None:
         towers(tmp_path, text={"eos_token_id": 0})
-        made = tokenizer("clip")
-        made.post_processor = processors.TemplateProcessing(
+        tiny_tokenizer = tokenizer("clip")
+        tiny_tokenizer.post_processor = processors.TemplateProcessing(
             single="<start> $A a", special_tokens=[("<start>", 28), ("a", 0)]
         )
-        made.save(str(tmp_path / "tokenizer.json"))
+        tiny_tokenizer.save(str(tmp_path / "tokenizer.json"))
         assert read_towers(tmp_path).text_spec.pad_id == 1
 
 
@@ -154,9 +154,9 @@ class TestSiglip:
         changes = {"tokenizer_class": "SiglipTokenizer", "pad_token": "<eos>", "padding_side": None}
         spec = read_towers(towers(tmp_path, "siglip", settings=changes)).text_spec
         assert (spec.lower_case, spec.cleaning, spec.pad_id) == (True, "canonical", 1)
-        made = tokenizer("siglip")
-        made.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(",", "")])
-        made.save(str(tmp_path / "tokenizer.json"))
+        tiny_tokenizer = tokenizer("siglip")
+        tiny_tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(",", "")])
+        tiny_tokenizer.save(str(tmp_path / "tokenizer.json"))
         spec = read_towers(tmp_path).text_spec
         assert (spec.lower_case, spec.cleaning) == (False, "")
 
@@ -165,7 +165,7 @@ class TestSiglip:
 
     @pytest.mark.parametrize("side", ["left", None])
     def test_padding_on_the_left_is_refused(self, tmp_path: Path, side: str | None) -> None:
-        """It is what transformers does with Gemma's tokenizer where nothing is stated."""
+        """transformers' default for Gemma's tokenizer."""
         with pytest.raises(ModelFileError, match=r"tokenizer_config\.json: padding_side: .*set"):
             read_towers(towers(tmp_path, "siglip", settings={"padding_side": side}))
 
@@ -235,7 +235,7 @@ PROCESSORS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("family", "changes", "expected"), PROCESSORS)
-def test_how_pictures_are_prepared(
+def test_how_images_are_prepared(
     tmp_path: Path, family: str, changes: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     spec = read_towers(towers(tmp_path, family, processor=changes)).image_spec

@@ -1,4 +1,4 @@
-"""What open_clip and timm state of their pictures, as specs; tests/convert compares the pixels."""
+"""Image settings of open_clip and timm as specs; tests/convert compares the pixels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ModelFileError
-from shoal.models.convert.contract.transforms import open_clip_pictures, timm_pictures
+from shoal.models.convert.contract.transforms import open_clip_image_spec, timm_image_spec
 from shoal.pipelines.image.preprocessing import Preprocessing
 from shoal.specs import ImageSpec, ScoreSpec
 
@@ -18,11 +18,11 @@ TIMM = {"input_size": (3, 224, 224), "mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 
 
 
 def clip(**changes: Any) -> ImageSpec:
-    return open_clip_pictures(CLIP | changes, dimension=8, file="f.json")
+    return open_clip_image_spec(CLIP | changes, dimension=8, file="f.json")
 
 
 def timm(labels: tuple[str, ...] = (), **changes: Any) -> ImageSpec:
-    return timm_pictures(TIMM | changes, dimension=8, labels=labels, file="f.json")
+    return timm_image_spec(TIMM | changes, dimension=8, labels=labels, file="f.json")
 
 
 def test_shortest_and_squash() -> None:
@@ -43,7 +43,7 @@ def test_shortest_and_squash() -> None:
 
 
 def test_open_clip_takes_its_own_colours_for_none() -> None:
-    """A lone 0 is none to it, and a lone number stands for all channels."""
+    """It reads a lone 0 as absent, and another lone number for all channels."""
     assert clip(mean=0.0).mean == clip(mean=None).mean == (0.48145466, 0.4578275, 0.40821073)
     assert clip(std=[]).std == (0.26862954, 0.26130258, 0.27577711)
     assert clip(mean=[0.0, 0.0, 0.0], std=0.5).std == (0.5, 0.5, 0.5)
@@ -85,7 +85,7 @@ def test_squashed_whole() -> None:
         ({"std": [0.5, 0.0, 0.5]}, r"preprocess_cfg\.std: must hold numbers above 0"),
     ],
 )  # fmt: skip
-def test_what_open_clip_cannot_have(changes: dict[str, Any], message: str) -> None:
+def test_invalid_open_clip_transforms(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelFileError, match=message):
         clip(**changes)
 
@@ -103,7 +103,7 @@ def test_what_open_clip_cannot_have(changes: dict[str, Any], message: str) -> No
         ({"std": True}, r"pretrained_cfg\.std: must hold three numbers"),
     ],
 )
-def test_what_timm_cannot_have(changes: dict[str, Any], message: str) -> None:
+def test_invalid_timm_transforms(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelFileError, match=message):
         timm(**changes)
 

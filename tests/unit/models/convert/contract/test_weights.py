@@ -1,4 +1,4 @@
-"""Reading safetensors: the same numbers as the format's own library, shards, and refusals by name."""
+"""Reading safetensors: values equal the library's, shards, and refusals by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TENSORS: dict[str, Array] = {
 
 
 def test_values_equal_those_of_the_safetensors_library(tmp_path: Path) -> None:
-    """float32 to the bit, float16 widened; integer buffers are no weights."""
+    """float32 is exact, float16 is widened; integer buffers are not weights."""
     save_file(TENSORS, tmp_path / "model.safetensors", metadata={"format": "np"})
     expected = load_file(tmp_path / "model.safetensors")
     weights = open_weights(tmp_path)
@@ -41,14 +41,14 @@ def test_values_equal_those_of_the_safetensors_library(tmp_path: Path) -> None:
 
 
 def test_bfloat16_is_the_upper_half_of_float32(tmp_path: Path) -> None:
-    """Widening adds zeros and nothing else."""
+    """Widening only adds zero bits."""
     save_bfloat16({"a": TENSORS["a"]}, tmp_path / "model.safetensors")
     got = open_weights(tmp_path).get("a", (3, 4))
     assert np.array_equal(got.view(np.uint32), TENSORS["a"].view(np.uint32) & 0xFFFF0000)
 
 
 def test_shards_are_one_set_of_weights(tmp_path: Path) -> None:
-    """The index says which file has which tensor."""
+    """The index maps tensors to files."""
     save_file({"a": TENSORS["a"]}, tmp_path / "model-00001-of-00002.safetensors")
     save_file({"b": TENSORS["b"]}, tmp_path / "model-00002-of-00002.safetensors")
     places = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
@@ -67,7 +67,7 @@ def test_shards_are_one_set_of_weights(tmp_path: Path) -> None:
     ],
 )
 def test_broken_indexes_are_refused(tmp_path: Path, places: dict[str, str], file: str, key: str | None) -> None:
-    """A missing shard, a shard elsewhere, a tensor in no shard."""
+    """A missing shard, a shard outside the folder, a tensor in no shard."""
     save_file({"a": TENSORS["a"]}, tmp_path / "one.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     with pytest.raises(ModelFileError) as caught:
@@ -76,7 +76,7 @@ def test_broken_indexes_are_refused(tmp_path: Path, places: dict[str, str], file
 
 
 def test_pickled_weights_are_never_read(tmp_path: Path) -> None:
-    """The message says what to use instead."""
+    """The message states the alternative."""
     (tmp_path / "2_Dense").mkdir()
     (tmp_path / "2_Dense" / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     assert not has_weights(tmp_path, "2_Dense")
@@ -86,7 +86,7 @@ def test_pickled_weights_are_never_read(tmp_path: Path) -> None:
 
 
 def test_no_weights_at_all(tmp_path: Path) -> None:
-    """The file that should be there is named."""
+    """The error names the missing file."""
     with pytest.raises(ModelFileError, match="is missing") as caught:
         open_weights(tmp_path)
     assert caught.value.file == "model.safetensors"
@@ -104,7 +104,7 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, keep: int) -> None:
 
 @pytest.mark.parametrize("offsets", [[0, 40], [0, 4096], [48, 0], [-48, 0]])
 def test_offsets_that_lie_are_refused(tmp_path: Path, offsets: list[int]) -> None:
-    """A tensor's bytes are inside the file and as many as its shape says."""
+    """A tensor's bytes lie inside the file and match its shape."""
     header = json.dumps({"a": {"dtype": "F32", "shape": [3, 4], "data_offsets": offsets}}).encode()
     data = len(header).to_bytes(8, "little") + header + bytes(48)
     (tmp_path / "model.safetensors").write_bytes(data)
@@ -113,7 +113,7 @@ def test_offsets_that_lie_are_refused(tmp_path: Path, offsets: list[int]) -> Non
 
 
 def test_a_wrong_shape_is_refused(tmp_path: Path) -> None:
-    """The message holds both shapes."""
+    """The message has both shapes."""
     save_file({"a": TENSORS["a"]}, tmp_path / "model.safetensors")
     with pytest.raises(ModelFileError, match=r"\[3, 4\].*\[4, 3\]") as caught:
         open_weights(tmp_path).get("a", (4, 3))
@@ -147,14 +147,14 @@ def described(shape: Any, begin: int, end: int, dtype: str = "F32") -> bytes:
     ],
 )
 def test_headers_that_lie_are_refused(tmp_path: Path, header: bytes, data: int) -> None:
-    """Shapes whose product runs over, that no array can have, and what is no header at all."""
+    """Shapes whose product overflows, impossible shapes, and invalid headers."""
     (tmp_path / "model.safetensors").write_bytes(stored(header, bytes(data)))
     with pytest.raises(ModelFileError, match="not a complete safetensors file"):
         open_weights(tmp_path)
 
 
 def test_a_header_out_of_all_proportion(tmp_path: Path) -> None:
-    """It is refused by its length, and by the number of its tensors, before it is taken apart."""
+    """It is refused by its length and its number of tensors before it is parsed."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(stored(b" " * (_MAX_HEADER + 1)))
     with pytest.raises(ModelFileError, match="has a header of"):
@@ -167,23 +167,23 @@ def test_a_header_out_of_all_proportion(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=80))
 def test_no_header_fails_otherwise(tmp_path_factory: pytest.TempPathFactory, header: bytes) -> None:
-    """Any bytes are a set of tensors or a ModelFileError."""
+    """Any bytes give tensors or a ModelFileError."""
     folder = tmp_path_factory.mktemp("any")
     (folder / "model.safetensors").write_bytes(stored(header))
     try:
-        opened = open_weights(folder)
+        weights = open_weights(folder)
     except ModelFileError:
         return
-    assert isinstance(opened, Weights) and isinstance(json.loads(header), dict)
+    assert isinstance(weights, Weights) and isinstance(json.loads(header), dict)
 
 
 @pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"])
 def test_integers_are_lists_and_no_weights(tmp_path: Path, dtype: str) -> None:
-    """Two bytes without a sign are not bfloat16."""
+    """Unsigned 16-bit integers are not bfloat16."""
     save_file({"a": np.arange(5).astype(dtype)}, tmp_path / "model.safetensors")
     weights = open_weights(tmp_path)
-    found = weights.integers("a")
-    assert found is not None and found.tolist() == [0, 1, 2, 3, 4]
+    integers = weights.integers("a")
+    assert integers is not None and integers.tolist() == [0, 1, 2, 3, 4]
     assert "a" not in weights and weights.has("a")
     with pytest.raises(ModelFileError, match="not weights"):
         weights.get("a", (5,))
@@ -191,7 +191,7 @@ def test_integers_are_lists_and_no_weights(tmp_path: Path, dtype: str) -> None:
 
 
 def test_a_tensor_of_another_type(tmp_path: Path) -> None:
-    """It lies beside the others, and is refused when it is asked for: by its type, not as if it were missing."""
+    """It is refused only when it is read, by its type and not as missing."""
     save_file({"a": TENSORS["a"], "b": np.ones(3, np.bool_)}, tmp_path / "model.safetensors")
     weights = open_weights(tmp_path)
     assert "a" in weights and "b" not in weights and weights.has("b")

@@ -36,7 +36,7 @@ def padded(rows: Sequence[Array], pad: int = 0) -> Array:
 @pytest.mark.parametrize("engine", RUNS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_numpy(tmp_path: Path, kind: str, engine: str) -> None:
-    """A padded batch of pairs, with segments where the family has them, against each alone."""
+    """A padded batch of pairs, with segments if the family has them, equals each pair alone."""
     folder = classifier(tmp_path, kind, labels=3)
     contract = read_contract(folder)
     assert contract.encoder is not None
@@ -56,7 +56,7 @@ def test_logits_are_those_of_numpy(tmp_path: Path, kind: str, engine: str) -> No
 
 
 def test_segments_change_the_logits(tmp_path: Path) -> None:
-    """They are no decoration: a graph that folded them would give other numbers."""
+    """A graph that ignored segments would give other logits."""
     folder = classifier(tmp_path)
     contract = read_contract(folder)
     assert contract.encoder is not None
@@ -66,7 +66,7 @@ def test_segments_change_the_logits(tmp_path: Path) -> None:
 
 
 def test_an_embedder_has_no_logits(tmp_path: Path) -> None:
-    """The second path says so."""
+    """The reference raises the error."""
     folder = classifier(tmp_path, config={"architectures": ["BertModel"]})
     contract = read_contract(folder)
     assert contract.encoder is not None
@@ -78,7 +78,7 @@ def test_an_embedder_has_no_logits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("part", ["weight", "bias"])
 def test_a_head_that_is_not_there_is_refused(tmp_path: Path, kind: str, layer: int, part: str) -> None:
-    """File and tensor are named."""
+    """The error names file and tensor."""
     folder = classifier(tmp_path, kind)
     name = f"{head_names(kind)[layer]}.{part}"
     tensors = load_file(folder / "model.safetensors")
@@ -89,7 +89,7 @@ def test_a_head_that_is_not_there_is_refused(tmp_path: Path, kind: str, layer: i
 
 
 def test_a_head_of_another_shape_is_refused(tmp_path: Path) -> None:
-    """The labels of the configuration are not those of the weights."""
+    """The configuration's number of labels differs from that of the weights."""
     folder = classifier(tmp_path, labels=2, config={"id2label": {"0": "a", "1": "b", "2": "c"}})
     with pytest.raises(ModelFileError, match=r"classifier.weight: has shape \[2, 16\]"):
         build_text_graph(folder, read_contract(folder), folder / "out.onnx")
@@ -98,7 +98,7 @@ def test_a_head_of_another_shape_is_refused(tmp_path: Path) -> None:
 def ship(
     folder: Path, *, outputs: Sequence[str] = ("logits",), axes: Any = ("b", 2), kind: int = TensorProto.FLOAT
 ) -> None:
-    """A graph of [b, 2] numbers: the sums of a row's ids and of its segments."""
+    """A graph with [b, 2] outputs: the sums of a row's ids and of its segments."""
     nodes = []
     for name in ("input_ids", "token_type_ids"):
         nodes.append(helper.make_node("Mul", [name, "attention_mask"], [f"{name}_kept"]))
@@ -126,7 +126,7 @@ def take(folder: Path) -> tuple[ShippedGraph, Path]:
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16])
 @pytest.mark.parametrize("axes", [("b", 2), ("b", "labels"), None])
 def test_a_shipped_graph_gives_its_logits(tmp_path: Path, name: str, kind: int, axes: Any) -> None:
-    """Under one name and in float32, whatever it calls its only output."""
+    """The output gets one name and float32, whatever its original name."""
     folder = classifier(tmp_path, "distilbert", labels=2)
     ship(folder, outputs=(name,), kind=kind, axes=axes)
     taken, target = take(folder)
@@ -150,7 +150,7 @@ def test_a_shipped_graph_gives_its_logits(tmp_path: Path, name: str, kind: int, 
     ],
 )
 def test_graphs_without_such_logits_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
-    """File and output are named."""
+    """The error names file and output."""
     folder = classifier(tmp_path, labels=2)
     ship(folder, **change)
     with pytest.raises(ModelFileError, match=words):
@@ -158,7 +158,7 @@ def test_graphs_without_such_logits_are_refused(tmp_path: Path, change: dict[str
 
 
 def test_of_several_outputs_logits_is_taken(tmp_path: Path) -> None:
-    """Hidden states beside it are left where they are."""
+    """Hidden states next to it are ignored."""
     folder = classifier(tmp_path, labels=2)
     ship(folder, outputs=("other", "logits"))
     _, target = take(folder)
@@ -166,7 +166,7 @@ def test_of_several_outputs_logits_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_width_that_config_states_is_no_matter(tmp_path: Path) -> None:
-    """A shipped classifier of an architecture that is not known needs labels and lengths alone."""
+    """A shipped classifier of an unknown architecture needs only labels and lengths."""
     changes = {"model_type": "deberta-v2", "architectures": ["DebertaV2ForSequenceClassification"]}
     folder = classifier(tmp_path, labels=2, config=changes | {"hidden_size": None, "num_attention_heads": HIDDEN})
     ship(folder)

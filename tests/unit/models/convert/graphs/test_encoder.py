@@ -1,4 +1,4 @@
-"""The encoder graph's numbers that no comparison with f32 would show to be wrong."""
+"""Constants of the encoder graph whose errors no f32 comparison would show."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def test_the_mask_is_exact_in_half_precision(kept_bits: int) -> None:
 
 
 def test_padding_has_no_weight() -> None:
-    """Against the largest scores that float16 could hold beside it, exp() of the mask is zero in float32."""
+    """exp() of the mask is zero in float32 against the largest float16 scores."""
     assert np.exp(np.float32(MASKED + 30000.0)) == 0.0

@@ -1,5 +1,5 @@
-"""Graphs of static, SPLADE and late-interaction models: their numbers by the formulas, on both engines, and the same
-heads behind graphs that came with a model."""
+"""Graphs of static, SPLADE and late-interaction models, compared with the formulas on both engines; and the same heads
+after shipped graphs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def taken(folder: Path, engine: str = "onnxruntime") -> tuple[str, Run]:
 
 @pytest.mark.parametrize("engine", RUNS)
 def test_a_static_model_is_the_mean_of_its_rows(tmp_path: Path, engine: str) -> None:
-    """Over the tokens that the mask keeps; none at all gives zeros."""
+    """Over the tokens that the mask keeps; no tokens give zeros."""
     folder = static(tmp_path)
     table = load_file(folder / "model.safetensors")["embedding.weight"]
     mask = MASK.copy()
@@ -88,7 +88,7 @@ def test_mapping_and_factors_are_in_the_table(tmp_path: Path, engine: str) -> No
 
 @pytest.mark.parametrize("dtype", ["int8", "float16", "float64"])
 def test_tables_of_other_types(tmp_path: Path, dtype: str) -> None:
-    """The numbers are those that the file holds."""
+    """Values equal those in the file."""
     folder = model2vec(tmp_path, config={"normalize": False})
     table = (normal(SIZE, WIDTH) * 20).round().astype(dtype)
     save_file({"embeddings": table}, folder / "model.safetensors")
@@ -97,7 +97,7 @@ def test_tables_of_other_types(tmp_path: Path, dtype: str) -> None:
 
 
 def test_a_matryoshka_cut_stands_before_the_normalize(tmp_path: Path) -> None:
-    """What is kept of a vector has unit length."""
+    """The truncated vector has unit length."""
     folder = static(tmp_path, after=((f"{ST}Normalize", "1_Normalize"),))
     write_json(folder / "config_sentence_transformers.json", {"truncate_dim": 3})
     whole = load_file(folder / "model.safetensors")["embedding.weight"][IDS[1]].mean(0)
@@ -107,7 +107,7 @@ def test_a_matryoshka_cut_stands_before_the_normalize(tmp_path: Path) -> None:
 
 
 def logits(folder: Path, hidden: Array, kind: str) -> Array:
-    """The formula of transformers' heads for masked language models, [b, l, vocabulary]."""
+    """The formula of transformers' masked language model heads, [b, l, vocabulary]."""
     names = {
         "bert": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions"),
         "distilbert": ("vocab_transform", "vocab_layer_norm", "vocab_projector"),
@@ -126,19 +126,19 @@ def logits(folder: Path, hidden: Array, kind: str) -> Array:
     words = next(tensors[name] for name in tensors if name.endswith("word_embeddings.weight")) if own is None else own
     bias = tensors.get(f"{last}.decoder.bias", tensors.get(f"{last}.bias"))
     assert bias is not None
-    made: Array = (inner * scale + shift) @ words.T + bias
-    return made
+    logit_values: Array = (inner * scale + shift) @ words.T + bias
+    return logit_values
 
 
 def weights_of(raw: Array, mask: Array, *, strategy: str = "max", twice: bool = False) -> Array:
     weighed = np.log1p(np.maximum(raw, 0)) * mask[..., None]
     weighed = np.log1p(weighed) if twice else weighed
-    made: Array = weighed.max(1) if strategy == "max" else weighed.sum(1)
-    return made
+    weights: Array = weighed.max(1) if strategy == "max" else weighed.sum(1)
+    return weights
 
 
 def hidden_of(folder: Path, kind: str) -> Array:
-    """The token vectors of the same encoder, by the graph of a plain dense model."""
+    """Token vectors of the same encoder from the graph of a plain dense model."""
     plain = folder / "plain"
     plain.mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
@@ -149,7 +149,7 @@ def hidden_of(folder: Path, kind: str) -> Array:
 @pytest.mark.parametrize("engine", RUNS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_splade_by_its_formula(tmp_path: Path, kind: str, engine: str) -> None:
-    """log(1 + relu(logit)), the largest over the text's own tokens, for every family."""
+    """log(1 + relu(logit)), the maximum over the text's own tokens, for every family."""
     folder = splade(tmp_path, kind)
     got = built(folder, engine)(INPUTS, ("sparse_embedding",))["sparse_embedding"]
     expected = weights_of(logits(folder, hidden_of(folder, kind), kind), MASK)
@@ -161,7 +161,7 @@ def test_splade_by_its_formula(tmp_path: Path, kind: str, engine: str) -> None:
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
 @pytest.mark.parametrize("options", [{"own": True}, {"old_norm": True}])
 def test_splade_poolings(tmp_path: Path, strategy: str, activation: str, options: dict[str, Any]) -> None:
-    """Sum or largest, one logarithm or two; a last layer of its own, and names from TensorFlow."""
+    """Sum or maximum, one logarithm or two; a separate last layer, and TensorFlow names."""
     folder = splade(tmp_path, pooling={"pooling_strategy": strategy, "activation_function": activation}, **options)
     got = built(folder)(INPUTS, ("sparse_embedding",))["sparse_embedding"]
     raw = logits(folder, hidden_of(folder, "bert"), "bert")
@@ -177,7 +177,7 @@ def test_splade_poolings(tmp_path: Path, strategy: str, activation: str, options
     ],
 )
 def test_heads_that_are_not_whole_are_refused(tmp_path: Path, tied: bool, missing: str, key: str) -> None:
-    """A checkpoint without its head would answer noise."""
+    """A checkpoint without its head would return noise."""
     folder = splade(tmp_path)
     edit(folder / "config.json", tie_word_embeddings=tied)
     tensors = load_file(folder / "model.safetensors")
@@ -203,7 +203,7 @@ def test_all_heads_of_bge_m3(tmp_path: Path, engine: str) -> None:
 @pytest.mark.parametrize("engine", RUNS)
 @pytest.mark.parametrize("layers", [0, 1, 2])
 def test_late_interaction_vectors(tmp_path: Path, layers: int, engine: str) -> None:
-    """Every token's vector through the layers, to unit length; nothing else comes out."""
+    """Each token's vector passes the layers and gets unit length; there is no other output."""
     folder = pylate(tmp_path, layers=layers)
     got = built(folder, engine)(INPUTS, ("multi_vectors",))["multi_vectors"]
     assert [port.name for port in onnx.load(folder / "built.onnx").graph.output] == ["multi_vectors"]
@@ -215,7 +215,7 @@ def test_late_interaction_vectors(tmp_path: Path, layers: int, engine: str) -> N
 
 @pytest.mark.parametrize("out", [HIDDEN, WIDTH])
 def test_a_residual_layer(tmp_path: Path, out: int) -> None:
-    """The input is added, through a matrix of its own where the sizes differ."""
+    """The input is added, through a matrix if the sizes differ."""
     folder = pylate(tmp_path)
     dense(folder, "1_Dense", HIDDEN, out, activation="Tanh")
     edit(folder / "1_Dense" / "config.json", use_residual=True)
@@ -231,7 +231,7 @@ def test_a_residual_layer(tmp_path: Path, out: int) -> None:
 
 
 def test_weights_that_are_missing_are_seen_before(tmp_path: Path) -> None:
-    """A layer without its file cannot be built."""
+    """A missing layer file fails before the build."""
     folder = pylate(tmp_path)
     (folder / "1_Dense" / "model.safetensors").unlink()
     assert not can_build(folder, read_contract(folder))
@@ -239,7 +239,7 @@ def test_weights_that_are_missing_are_seen_before(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("opset", [13, 14, 20])
 def test_heads_behind_a_shipped_encoder(tmp_path: Path, opset: int) -> None:
-    """bge-m3 is published as a graph that ends in token vectors: its heads are appended to that."""
+    """bge-m3 ships a graph that ends in token vectors: its heads are appended."""
     folder = m3(tmp_path, "bert")
     ship(folder, outputs=("token_embeddings", "sentence_embedding"), opset=opset)
     kind, run = taken(folder)
@@ -251,7 +251,7 @@ def test_heads_behind_a_shipped_encoder(tmp_path: Path, opset: int) -> None:
 
 
 def test_heads_need_token_vectors(tmp_path: Path) -> None:
-    """A shipped graph that pools by itself has none."""
+    """A shipped graph with pooling has none."""
     folder = m3(tmp_path, "bert")
     ship(folder, outputs=("sentence_embedding",))
     with pytest.raises(ModelFileError, match="returns no token vectors"):
@@ -272,7 +272,7 @@ def test_late_interaction_behind_a_shipped_encoder(tmp_path: Path, half: bool) -
 
 
 def test_shipped_vectors_that_were_projected_already_are_refused(tmp_path: Path) -> None:
-    """Their size tells."""
+    """Their size shows it."""
     folder = pylate(tmp_path)
     dense(folder, "1_Dense", HIDDEN * 2, WIDTH, activation="Identity", bias=False)
     edit(folder / "config.json", model_type="modernbert", hidden_size=HIDDEN * 2)
@@ -285,7 +285,7 @@ def test_shipped_vectors_that_were_projected_already_are_refused(tmp_path: Path)
 
 
 def test_constants_in_files_of_their_own_are_taken_in(tmp_path: Path) -> None:
-    """PyTorch's exporter writes them beside a large graph, as bge-m3's; engines would not find them."""
+    """PyTorch's exporter writes them next to a large graph such as bge-m3's; engines would not find them."""
     folder = m3(tmp_path, "bert")
     ship(folder, outputs=("token_embeddings",))
     place = folder / "onnx" / "model.onnx"
@@ -312,7 +312,7 @@ def test_constants_in_files_of_their_own_are_taken_in(tmp_path: Path) -> None:
 
 
 def ship_logits(folder: Path, *, opset: int = 14, words: int = SIZE, name: str = "logits") -> Array:
-    """A graph of a masked language model: the logits of each token are a row of a table, which is answered."""
+    """A graph of a masked language model: each token's logits are a row of a table."""
     table = normal(SIZE, words, seed=9)
     ports = [helper.make_tensor_value_info(port, TensorProto.INT64, ["b", "l"]) for port in INPUTS]
     output = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", "l", words])
@@ -327,7 +327,7 @@ def ship_logits(folder: Path, *, opset: int = 14, words: int = SIZE, name: str =
 @pytest.mark.parametrize("opset", [12, 13, 18, 20])
 @pytest.mark.parametrize("strategy", ["max", "sum"])
 def test_splade_behind_shipped_logits(tmp_path: Path, opset: int, strategy: str) -> None:
-    """The pooling alone is appended."""
+    """Only the pooling is appended."""
     folder = splade(tmp_path, pooling={"pooling_strategy": strategy})
     edit(folder / "config.json", model_type="modernbert")
     table = ship_logits(folder, opset=opset)
@@ -338,7 +338,7 @@ def test_splade_behind_shipped_logits(tmp_path: Path, opset: int, strategy: str)
 
 @pytest.mark.parametrize("change", [{"name": "last_hidden_state"}, {"words": 7}])
 def test_other_outputs_are_no_logits(tmp_path: Path, change: dict[str, Any]) -> None:
-    """A SPLADE model needs a logit for each word of the vocabulary."""
+    """A SPLADE model needs one logit per vocabulary entry."""
     folder = splade(tmp_path)
     edit(folder / "config.json", model_type="modernbert")
     ship_logits(folder, **change)

@@ -1,4 +1,4 @@
-"""Graphs that came with the model: told apart by their outputs, completed, never pooled twice."""
+"""Graphs that come with the model: classified by their outputs, completed, never pooled twice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ship(
     half: bool = False,
     external: bool = False,
 ) -> None:
-    """A graph that looks each token up; `sentence_embedding` is the normalised mean, without regard to any module."""
+    """A graph that looks each token up; `sentence_embedding` is the normalized mean, whatever the modules."""
     kind = TensorProto.FLOAT16 if half else TensorProto.FLOAT
     table = TABLE.astype(np.float16 if half else np.float32)
     nodes = [helper.make_node("Gather", ["table", "input_ids"], ["tokens"])]
@@ -97,7 +97,7 @@ def unit(rows: Array) -> Array:
 @pytest.mark.parametrize("engine", RUNS)
 @pytest.mark.parametrize("opset", [12, 13, 14, 17, 18, 20])
 def test_token_vectors_are_pooled(tmp_path: Path, opset: int, engine: str) -> None:
-    """A token-level graph of any opset gains the model's pooling and Normalize; the file itself stays as it was."""
+    """A token-level graph of any opset gets the model's pooling and Normalize; the source file stays unchanged."""
     folder = checkpoint(tmp_path)
     ship(folder, opset=opset)
     before = (folder / NAME).read_bytes()
@@ -113,7 +113,7 @@ def test_token_vectors_are_pooled(tmp_path: Path, opset: int, engine: str) -> No
 
 @pytest.mark.parametrize("opset", [12, 14, 17, 20])
 def test_modules_are_appended_in_any_opset(tmp_path: Path, opset: int) -> None:
-    """Pooling modes, GELU and layer norm have other forms in old opsets, and give the same numbers."""
+    """Pooling modes, GELU and layer norm have other forms in old opsets but equal results."""
     pooling = {"word_embedding_dimension": HIDDEN, "pooling_mode": ["max", "cls", "lasttoken", "weightedmean"]}
     folder = checkpoint(tmp_path, pooling=pooling, after=("Dense", "LayerNorm"))
     dense(folder, "2_Dense", 4 * HIDDEN, 8, activation="GELU")
@@ -128,7 +128,7 @@ def test_modules_are_appended_in_any_opset(tmp_path: Path, opset: int) -> None:
 
 
 def test_a_pooled_graph_is_not_pooled_again(tmp_path: Path) -> None:
-    """Its sentence_embedding is the answer; normalised vectors are all that it has."""
+    """Its sentence_embedding is used; it has only normalized vectors."""
     folder = checkpoint(tmp_path)
     ship(folder, outputs=("sentence_embedding",))
     _, taken, target = take(folder)
@@ -138,7 +138,7 @@ def test_a_pooled_graph_is_not_pooled_again(tmp_path: Path) -> None:
 
 
 def test_a_pooled_graph_with_token_vectors_also_gives_raw_vectors(tmp_path: Path) -> None:
-    """What stands before the Normalize is computed from the token vectors, beside the graph's own pooling."""
+    """The vector before Normalize is computed from the token vectors, next to the graph's own pooling."""
     folder = checkpoint(tmp_path)
     ship(folder, outputs=("token_embeddings", "sentence_embedding"))
     _, taken, target = take(folder)
@@ -151,7 +151,7 @@ def test_a_pooled_graph_with_token_vectors_also_gives_raw_vectors(tmp_path: Path
 
 
 def test_a_pooled_graph_of_a_model_without_normalize(tmp_path: Path) -> None:
-    """Both outputs are then one and the same."""
+    """Both outputs are the same."""
     folder = checkpoint(tmp_path, after=())
     ship(folder, outputs=("token_embeddings", "sentence_embedding"))
     taken = take(folder)[1]
@@ -159,7 +159,7 @@ def test_a_pooled_graph_of_a_model_without_normalize(tmp_path: Path) -> None:
 
 
 def test_the_only_output_with_two_axes_is_the_embedding(tmp_path: Path) -> None:
-    """Whatever it is called: then there is nothing else it could be."""
+    """Whatever its name."""
     folder = checkpoint(tmp_path)
     ship(folder, outputs=("embedding",))
     got = onnxruntime_run(take(folder)[2])({"input_ids": IDS, "attention_mask": MASK}, ("sentence_embedding",))
@@ -178,7 +178,7 @@ def test_half_precision_outputs_become_float32(tmp_path: Path, outputs: tuple[st
 
 @pytest.mark.parametrize("name", ["token_type_ids", "input_type"])
 def test_segment_inputs_have_one_name(tmp_path: Path, name: str) -> None:
-    """Both spellings are fed as token_type_ids."""
+    """Both spellings become token_type_ids."""
     folder = checkpoint(tmp_path)
     ports = [(port, TensorProto.INT64, DYNAMIC) for port in ("input_ids", "attention_mask", name)]
     ship(folder, inputs=ports)
@@ -190,7 +190,7 @@ def test_segment_inputs_have_one_name(tmp_path: Path, name: str) -> None:
 
 
 def test_int32_inputs_are_fed_int64(tmp_path: Path) -> None:
-    """A Cast stands where the graph wants narrower integers."""
+    """A Cast converts them to the graph's integer type."""
     folder = checkpoint(tmp_path)
     ship(folder, inputs=[(name, TensorProto.INT32, DYNAMIC) for name in ("input_ids", "attention_mask")])
     got = onnxruntime_run(take(folder)[2])({"input_ids": IDS, "attention_mask": MASK}, ("pooled",))["pooled"]
@@ -209,7 +209,7 @@ def test_weights_in_a_file_of_their_own_are_copied(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("location", ["../other", "deeper/other", "tokenizer.json", "gone"])
 def test_weights_elsewhere_or_missing_are_refused(tmp_path: Path, location: str) -> None:
-    """A graph may name files beside it, and none that another part of the served model has."""
+    """A graph may name files next to it, except files that belong to another part of the served model."""
     folder = checkpoint(tmp_path)
     ship(folder, external=True)
     model = onnx.load(folder / NAME, load_external_data=False)
@@ -221,7 +221,7 @@ def test_weights_elsewhere_or_missing_are_refused(tmp_path: Path, location: str)
 
 
 def test_prompts_left_out_need_token_vectors(tmp_path: Path) -> None:
-    """With include_prompt false the graph's own pooling is replaced, or the graph refused."""
+    """If include_prompt is false, the graph's own pooling is replaced or the graph is refused."""
     folder = checkpoint(tmp_path, pooling=MEAN | {"include_prompt": False})
     ship(folder, outputs=("token_embeddings", "sentence_embedding"))
     _, taken, target = take(folder)
@@ -253,7 +253,7 @@ MASK_PORT = ("attention_mask", TensorProto.INT64, DYNAMIC)
     ],
 )
 def test_graphs_that_are_refused(tmp_path: Path, change: dict[str, Any], key: str | None) -> None:
-    """Inputs and outputs that no text embedding model has, fixed shapes, and opsets of long ago."""
+    """Inputs and outputs that no text embedding model has, fixed shapes, and very old opsets."""
     folder = checkpoint(tmp_path)
     ship(folder, **change)
     with pytest.raises(ModelFileError) as caught:
@@ -262,7 +262,7 @@ def test_graphs_that_are_refused(tmp_path: Path, change: dict[str, Any], key: st
 
 
 def test_positions_of_families_that_do_not_start_at_zero_are_refused(tmp_path: Path) -> None:
-    """RoBERTa's positions start behind the padding id; a pipeline would feed 0, 1, 2."""
+    """RoBERTa's positions start after the padding id, but a pipeline would feed 0, 1, 2."""
     ports = [IDS_PORT, MASK_PORT, ("position_ids", TensorProto.INT64, DYNAMIC)]
     ship(checkpoint(tmp_path / "bert"), inputs=ports)
     assert take(tmp_path / "bert")[1].inputs[-1] == "position_ids"
@@ -273,7 +273,7 @@ def test_positions_of_families_that_do_not_start_at_zero_are_refused(tmp_path: P
 
 
 def test_another_dimension_is_refused(tmp_path: Path) -> None:
-    """A graph that pools must give what the model's files promise."""
+    """A pooled output must have the dimension that the model's files state."""
     folder = checkpoint(tmp_path, after=("Dense",))
     dense(folder, "2_Dense", HIDDEN, 8)
     ship(folder, outputs=("sentence_embedding",))
@@ -282,7 +282,7 @@ def test_another_dimension_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:
-    """An interrupted download, or something else of that name."""
+    """An interrupted download, or another file with that name."""
     folder = checkpoint(tmp_path)
     (folder / "onnx").mkdir()
     (folder / NAME).write_bytes(b"\xff" * 32)
@@ -291,7 +291,7 @@ def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_output_with_the_wrong_axes_is_refused(tmp_path: Path) -> None:
-    """A sentence_embedding for each token is none."""
+    """A sentence_embedding per token is invalid."""
     folder = checkpoint(tmp_path)
     ship(folder)
     model = onnx.load(folder / NAME)
@@ -304,7 +304,7 @@ def test_an_output_with_the_wrong_axes_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_breaks_onnx_rules_is_refused(tmp_path: Path) -> None:
-    """The checker's first line is in the message."""
+    """The message has the checker's first line."""
     folder = checkpoint(tmp_path)
     ship(folder)
     model = onnx.load(folder / NAME)

@@ -1,4 +1,4 @@
-"""Built graphs against the numpy forward pass: every family, pooling and module, on both engines."""
+"""Built graphs compared with the numpy forward pass: every family, pooling and module, on both engines."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def build(folder: Path, **options: Any) -> tuple[Contract, Path]:
 
 
 def padded(contract: Contract, texts: list[Array], skips: list[int], width: int = 0) -> dict[str, Array]:
-    """A right-padded batch with all inputs that the graph has."""
+    """A right-padded batch with all inputs of the graph."""
     width = width or max(map(len, texts))
     ids = np.full((len(texts), width), contract.pad_id, np.int64)
     mask = np.zeros_like(ids)
@@ -59,8 +59,8 @@ def padded(contract: Contract, texts: list[Array], skips: list[int], width: int 
         ids[row, : len(text)] = text
         mask[row, : len(text)] = 1
         pooling[row, skip : len(text)] = 1
-    made = {"input_ids": ids, "attention_mask": mask, "pooling_mask": pooling}
-    return {name: made[name] for name in graph_inputs(contract)}
+    inputs = {"input_ids": ids, "attention_mask": mask, "pooling_mask": pooling}
+    return {name: inputs[name] for name in graph_inputs(contract)}
 
 
 def assert_agrees(folder: Path, engine: str, skips: list[int] | None = None) -> None:
@@ -77,7 +77,7 @@ def assert_agrees(folder: Path, engine: str, skips: list[int] | None = None) -> 
 @pytest.mark.parametrize("engine", RUNS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_families(tmp_path: Path, kind: str, engine: str) -> None:
-    """Each family's tensors, positions and attention are those of the second path."""
+    """Each family's tensors, positions and attention match the reference."""
     assert_agrees(checkpoint(tmp_path, kind), engine)
 
 
@@ -91,13 +91,14 @@ def test_poolings(tmp_path: Path, pooling: str, engine: str) -> None:
 @pytest.mark.parametrize("engine", RUNS)
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_poolings_that_leave_the_prompt_out(tmp_path: Path, pooling: str, engine: str) -> None:
-    """pooling_mask takes attention_mask's place in the pooling alone."""
+    """pooling_mask replaces attention_mask in the pooling only."""
     folder = checkpoint(tmp_path, "roberta", pooling=POOLINGS[pooling] | {"include_prompt": False})
     assert_agrees(folder, engine, SKIPS)
 
 
 def test_a_prompt_that_fills_the_text_gives_zeros(tmp_path: Path) -> None:
-    """Nothing is left to pool: zeros and never NaN; CLS falls back to the first token, as the reference does."""
+    """With no tokens to pool the result is zeros, never NaN; CLS falls back to the first token, as the reference
+    does."""
     modes = ["max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", "cls"]
     folder = checkpoint(tmp_path, pooling=WIDTH | {"pooling_mode": modes, "include_prompt": False})
     contract, path = build(folder)
@@ -109,7 +110,7 @@ def test_a_prompt_that_fills_the_text_gives_zeros(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", RUNS)
 @pytest.mark.parametrize("activation", ["Tanh", "Identity", "ReLU", "GELU", "Sigmoid", "SiLU"])
 def test_dense_activations(tmp_path: Path, activation: str, engine: str) -> None:
-    """Each activation of a Dense that torch names."""
+    """Each torch activation of a Dense."""
     checkpoint(tmp_path, after=("Dense",))
     dense(tmp_path, "2_Dense", HIDDEN, 10, activation=activation, bias=activation != "ReLU")
     assert_agrees(tmp_path, engine)
@@ -127,12 +128,12 @@ def test_a_chain_of_modules(tmp_path: Path, engine: str) -> None:
 
 @pytest.mark.parametrize("name", ["gelu_new", "relu", "silu", "gelu_pytorch_tanh"])
 def test_hidden_activations(tmp_path: Path, name: str) -> None:
-    """Each activation of the feed-forward layers that is not plain gelu."""
+    """Each activation of the feed-forward layers except plain gelu."""
     assert_agrees(checkpoint(tmp_path, config={"hidden_act": name}), "onnxruntime")
 
 
 def test_without_a_normalize_both_outputs_are_equal(tmp_path: Path) -> None:
-    """`pooled` then names the same numbers."""
+    """`pooled` then has the same values."""
     contract, path = build(checkpoint(tmp_path, after=()))
     got = onnxruntime_run(path)(padded(contract, TEXTS, [0] * 4), BOTH)
     assert np.array_equal(got["sentence_embedding"], got["pooled"])
@@ -154,7 +155,7 @@ def test_padding_changes_no_row(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("engine", RUNS)
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_rows_of_padding_are_finite(tmp_path: Path, pooling: str, engine: str) -> None:
-    """A batch's empty rows, with no attended token at all, give numbers and leave the others alone."""
+    """Empty rows without attended tokens are finite and do not affect the others."""
     contract, path = build(checkpoint(tmp_path, "mpnet", pooling=POOLINGS[pooling]))
     inputs = padded(contract, TEXTS[:2], [0, 0])
     run = RUNS[engine](path)
@@ -169,7 +170,7 @@ def test_rows_of_padding_are_finite(tmp_path: Path, pooling: str, engine: str) -
 
 
 def test_a_padding_id_inside_a_text_keeps_its_row(tmp_path: Path) -> None:
-    """RoBERTa's positions skip padding ids wherever they stand, also in token ids that a client sends."""
+    """RoBERTa's positions skip padding ids anywhere, also in a client's token ids."""
     contract, path = build(checkpoint(tmp_path, "roberta"))
     assert contract.encoder is not None
     text = np.array([0, 9, 1, 10, 2])
@@ -178,7 +179,7 @@ def test_a_padding_id_inside_a_text_keeps_its_row(tmp_path: Path) -> None:
 
 
 def test_the_longest_text_fits(tmp_path: Path) -> None:
-    """As many tokens as the position table has room for."""
+    """As many tokens as the position table has rows."""
     for kind in ("bert", "roberta", "mpnet"):
         contract, path = build(checkpoint(tmp_path / kind, kind))
         assert contract.encoder is not None
@@ -191,7 +192,7 @@ def test_the_longest_text_fits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", RUNS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_token_vectors_are_given_as_well(tmp_path: Path, kind: str, engine: str) -> None:
-    """Before pooling and modules, a row a token; those of padding mean nothing."""
+    """Before pooling and modules, one row per token; rows of padding have no meaning."""
     contract, path = build(checkpoint(tmp_path, kind))
     assert contract.encoder is not None
     texts = [np.array([2, 9, 10, 11, 3]), np.array([2, 3])]
@@ -203,7 +204,7 @@ def test_token_vectors_are_given_as_well(tmp_path: Path, kind: str, engine: str)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_head_puts_a_prefix_before_the_names(tmp_path: Path, kind: str) -> None:
-    """Weights saved with a language model's head give the same graph as those without, byte for byte."""
+    """Weights saved with a language model head give the same graph, byte for byte."""
     prefix = {"bert": "bert.", "mpnet": "mpnet.", "distilbert": "distilbert."}.get(kind, "roberta.")
     _, plain = build(checkpoint(tmp_path / "plain", kind))
     _, prefixed = build(checkpoint(tmp_path / "prefixed", kind, prefix=prefix))
@@ -219,7 +220,7 @@ def test_building_is_deterministic(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", RUNS)
 def test_constants_may_lie_in_a_file_of_their_own(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a model over 2 GB needs: the same numbers from model.onnx and its data."""
+    """Models over 2 GB need it: model.onnx with external data gives the same results."""
     contract, inline = build(checkpoint(tmp_path))
     expected = RUNS[engine](inline)(padded(contract, TEXTS, [0] * 4), BOTH)
     path = tmp_path / "big.onnx"
@@ -232,7 +233,7 @@ def test_constants_may_lie_in_a_file_of_their_own(tmp_path: Path, engine: str, m
 
 
 def test_gamma_and_beta_are_old_names(tmp_path: Path) -> None:
-    """Checkpoints that came from TensorFlow name their norms otherwise."""
+    """Checkpoints from TensorFlow use these names for norms."""
     from safetensors.numpy import save_file
 
     _, path = build(checkpoint(tmp_path))
@@ -247,14 +248,14 @@ def test_gamma_and_beta_are_old_names(tmp_path: Path) -> None:
 
 
 def test_bfloat16_weights_are_widened(tmp_path: Path) -> None:
-    """Stored half as wide, computed in float32."""
+    """Stored in bfloat16, computed in float32."""
     checkpoint(tmp_path)
     save_bfloat16(encoder_tensors("bert"), tmp_path / "model.safetensors")
     assert_agrees(tmp_path, "onnxruntime")
 
 
 def test_parameters_are_counted(tmp_path: Path) -> None:
-    """All learned numbers but the second token type, which no embedding uses."""
+    """All learned values except the second token type, which no embedding uses."""
     contract = read_contract(checkpoint(tmp_path))
     built = build_text_graph(tmp_path, contract, tmp_path / "built.onnx")
     stored = sum(tensor.size for tensor in encoder_tensors("bert").values())
@@ -273,7 +274,7 @@ def test_progress_reaches_the_end(tmp_path: Path) -> None:
     "name", ["embeddings.word_embeddings.weight", "encoder.layer.1.output.dense.bias", "embeddings.LayerNorm.weight"]
 )
 def test_missing_tensors_are_named(tmp_path: Path, name: str) -> None:
-    """A checkpoint without a tensor is refused by the tensor's name, not built with something else."""
+    """A checkpoint without a tensor is refused by the tensor's name."""
     from safetensors.numpy import save_file
 
     tensors = encoder_tensors("bert")
@@ -285,14 +286,14 @@ def test_missing_tensors_are_named(tmp_path: Path, name: str) -> None:
 
 
 def test_tensors_of_another_shape_are_named(tmp_path: Path) -> None:
-    """The configuration and the weights must be of the same model."""
+    """Configuration and weights must match."""
     with pytest.raises(ModelFileError, match="shape") as caught:
         build(checkpoint(tmp_path, config={"max_position_embeddings": POSITIONS + 1}, sentence={"max_seq_length": 8}))
     assert caught.value.key == "embeddings.position_embeddings.weight"
 
 
 def test_an_unknown_architecture_is_not_built(tmp_path: Path) -> None:
-    """Its shipped graph is all that there is."""
+    """Only its shipped graph can run."""
     folder = checkpoint(tmp_path, config={"model_type": "modernbert"})
     (folder / "model.onnx").write_bytes(b"")
     with pytest.raises(ModelFileError) as caught:
@@ -301,7 +302,7 @@ def test_an_unknown_architecture_is_not_built(tmp_path: Path) -> None:
 
 
 def test_weights_of_another_family_are_refused(tmp_path: Path) -> None:
-    """No word embeddings under any name that the family uses."""
+    """No word embeddings under any of the family's names."""
     folder = checkpoint(tmp_path, prefix="other.")
     with pytest.raises(ModelFileError) as caught:
         build(folder)

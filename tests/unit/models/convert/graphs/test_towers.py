@@ -1,4 +1,4 @@
-"""The graphs of CLIP and SigLIP on both engines, against the forward passes in numpy."""
+"""The graphs of CLIP and SigLIP on both engines, compared with forward passes in numpy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract.tower_types import IMAGE_EMBEDS, PIXELS, TEXT_EMBEDS, Towers
 from shoal.models.convert.contract.towers import read_towers
-from shoal.models.convert.dual_encoder_reference import embed_pictures, embed_texts
+from shoal.models.convert.dual_encoder_reference import embed_images, embed_texts
 from shoal.models.convert.graphs import builder
 from shoal.models.convert.graphs.towers import build_text_tower
 from shoal.models.convert.graphs.vision import build_image_tower
@@ -60,9 +60,9 @@ def test_both_graphs_agree_with_numpy(tmp_path: Path, family: str, activation: s
     assert built.files == ("image.onnx",)
     run = RUNS[engine](folder / "image.onnx")
     pixels = random.standard_normal((3, 3, SIZE, SIZE)).astype(np.float32)
-    for pictures in (pixels, pixels[1:2]):
-        got = run({PIXELS: pictures}, (IMAGE_EMBEDS,))[IMAGE_EMBEDS]
-        close(got, embed_pictures(folder, model, pictures))
+    for images in (pixels, pixels[1:2]):
+        got = run({PIXELS: images}, (IMAGE_EMBEDS,))[IMAGE_EMBEDS]
+        close(got, embed_images(folder, model, images))
 
 
 @pytest.mark.parametrize("engine", RUNS)
@@ -103,7 +103,7 @@ def test_siglip_without_its_padding_has_other_vectors(tmp_path: Path, engine: st
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_tensor_matters(tmp_path: Path, family: str) -> None:
-    """The graphs are of the old weights and numpy reads the new: a tensor that either left out would not be seen."""
+    """The graphs use the old weights and numpy the new: a tensor that either ignores would show no difference."""
     folder, model = made(tmp_path, family)
     build_text_tower(folder, model, folder / "text.onnx")
     build_image_tower(folder, model, folder / "image.onnx")
@@ -118,9 +118,9 @@ def test_each_tensor_matters(tmp_path: Path, family: str) -> None:
         if name.startswith("logit_") or name.endswith("k_proj.bias"):
             continue
         save_file(stored | {name: values + noise}, folder / "model.safetensors")
-        got = embed_pictures(folder, model, pixels), embed_texts(folder, model, list(ids))
-        seen = np.abs(got[0] - image).max() > 1e-3, np.abs(got[1] - text).max() > 1e-3
-        assert seen == (name.startswith("vis"), name.startswith("text")), name
+        got = embed_images(folder, model, pixels), embed_texts(folder, model, list(ids))
+        changed_outputs = np.abs(got[0] - image).max() > 1e-3, np.abs(got[1] - text).max() > 1e-3
+        assert changed_outputs == (name.startswith("vis"), name.startswith("text")), name
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -148,6 +148,6 @@ def test_large_weights_are_external_and_progress_is_reported(tmp_path: Path, mon
     assert reports == sorted(reports)
     pixels = np.ones((1, 3, SIZE, SIZE), np.float32)
     got = RUNS["onnxruntime"](folder / "image.onnx")({PIXELS: pixels}, (IMAGE_EMBEDS,))[IMAGE_EMBEDS]
-    close(got, embed_pictures(folder, model, pixels))
+    close(got, embed_images(folder, model, pixels))
     stored = tensors("clip")
     assert built.parameters < sum(v.size for k, v in stored.items() if k.startswith("vis"))  # one row became another

@@ -1,4 +1,4 @@
-"""What clients hear of an answer that a tool parser reads."""
+"""The client's view of an answer that a tool parser reads."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def parser(kind: ParserKind, *, parallel: bool = True) -> ToolParser:
 
 
 def join(deltas: Iterable[ToolDelta]) -> list[tuple[str, str]]:
-    """The calls that deltas make, after a check of what every client relies on: indices ascend from 0, id and name come
-    once and first, and no fragment is empty."""
+    """Join deltas into calls and check client invariants: indices ascend from 0, id and name come once and first, and
+    no fragment is empty."""
     calls: list[tuple[str, str]] = []
     for delta in deltas:
         if delta.index == len(calls):
@@ -72,7 +72,7 @@ def parse(kind: ParserKind, fragments: Iterable[str], *, parallel: bool = True) 
 
 
 def parse_all_ways(kind: ParserKind, text: str, *, parallel: bool = True) -> ParsedAnswer:
-    """The same, read whole and in fragments of 1 to 7 characters, which must not matter."""
+    """Parse the answer whole and in fragments of 1 to 7 characters; all results must agree."""
     parsed = parse(kind, [text], parallel=parallel)
     for size in range(1, 8):
         cut = [text[at : at + size] for at in range(0, len(text), size)]
@@ -81,7 +81,7 @@ def parse_all_ways(kind: ParserKind, text: str, *, parallel: bool = True) -> Par
 
 
 def cuts(text: str) -> st.SearchStrategy[list[str]]:
-    """All ways to cut a text into up to nine fragments."""
+    """Ways to cut a text into up to nine fragments."""
     return st.lists(st.integers(0, len(text)), max_size=8).map(
         lambda places: [text[a:b] for a, b in itertools.pairwise([0, *sorted(places), len(text)])]
     )

@@ -91,7 +91,7 @@ def test_arguments_come_to_the_character(arguments: str, key: str) -> None:
         ('{"name": "nobody offered it", "arguments": {}}', ("nobody offered it", "{}")),
     ],
 )
-def test_what_a_call_may_look_like(written: str, expected: tuple[str, str]) -> None:
+def test_call_forms(written: str, expected: tuple[str, str]) -> None:
     assert parse_all_ways("hermes", f"<tool_call>\n{written}\n</tool_call>") == ParsedAnswer("", [expected])
 
 
@@ -127,11 +127,11 @@ def test_what_a_call_may_look_like(written: str, expected: tuple[str, str]) -> N
         "<tool_call>get_weather(city='Paris')</tool_call>",
     ],
 )
-def test_what_is_no_call_is_content_to_the_character(text: str) -> None:
+def test_other_text_stays_content_unchanged(text: str) -> None:
     assert parse_all_ways("hermes", text) == ParsedAnswer(text, [])
 
 
-def test_after_what_is_no_call_a_call_is_found() -> None:
+def test_a_call_after_other_text_is_found() -> None:
     assert parse_all_ways("hermes", f"<tool_call><tool_call>?{CALL}") == ParsedAnswer(
         "<tool_call><tool_call>?", [("get_weather", PARIS)]
     )
@@ -139,7 +139,7 @@ def test_after_what_is_no_call_a_call_is_found() -> None:
 
 @pytest.mark.parametrize("cut", ['{"city": "Pa', '{"city": ', "{", '{"city": "Paris\\'])
 def test_a_call_that_ends_too_early_keeps_the_arguments_that_it_has(cut: str) -> None:
-    """No end is made up: half of a command must not look whole."""
+    """The end is not invented: a truncated command must not look complete."""
     parsed = parse_all_ways("hermes", f'<tool_call>\n{{"name": "f", "arguments": {cut}')
     assert parsed == ParsedAnswer("", [("f", cut)])
 

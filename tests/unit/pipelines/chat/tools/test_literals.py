@@ -32,11 +32,11 @@ def as_json(value: Any) -> Any:
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=5))
-def test_what_python_writes_is_read_as_python_means_it(arguments: dict[str, Any]) -> None:
+def test_python_literals_are_read_as_python_reads_them(arguments: dict[str, Any]) -> None:
     written = "(" + ", ".join(f"{name}={value!r}" for name, value in arguments.items()) + ")"
-    found = arguments_json(written)
-    assert found is not None
-    assert json.loads(found) == as_json(arguments)
+    arguments_text = arguments_json(written)
+    assert arguments_text is not None
+    assert json.loads(arguments_text) == as_json(arguments)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_what_python_writes_is_read_as_python_means_it(arguments: dict[str, Any]
 @pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:invalid escape sequence:SyntaxWarning")
 def test_literals_are_parsed_as_in_python(literal: str) -> None:
-    found = arguments_json(f"(a={literal})")
-    assert found is not None
-    assert json.loads(found) == {"a": as_json(ast.literal_eval(literal.strip()))}
+    arguments_text = arguments_json(f"(a={literal})")
+    assert arguments_text is not None
+    assert json.loads(arguments_text) == {"a": as_json(ast.literal_eval(literal.strip()))}
 
 
 @pytest.mark.parametrize(("written", "expected"), [("true", True), ("false", False), ("null", None)])
@@ -144,8 +144,8 @@ def test_as_deep_as_the_limit() -> None:
 
 @given(st.text(alphabet="([{}]),:='\"\\ \nab01.-e_xTrueNone", max_size=40))
 def test_any_text_is_read_as_an_object_or_not_at_all(text: str) -> None:
-    found = arguments_json(f"(a={text})")
-    if found is not None:
-        read = json.loads(found)
+    arguments_text = arguments_json(f"(a={text})")
+    if arguments_text is not None:
+        read = json.loads(arguments_text)
         assert isinstance(read, dict)
         assert "a" in read

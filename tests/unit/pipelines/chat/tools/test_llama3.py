@@ -1,4 +1,4 @@
-"""Objects behind `<|python_tag|>`, and answers that are an object."""
+"""Objects after `<|python_tag|>`, and answers that are an object."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_content_and_calls(text: str, expected: ParsedAnswer) -> None:
         f"{TAG} {{",
     ],
 )
-def test_what_is_no_call_is_content_to_the_character(text: str) -> None:
+def test_other_text_stays_content_unchanged(text: str) -> None:
     assert parse_all_ways("llama3", text) == ParsedAnswer(text, [])
 
 

@@ -56,7 +56,7 @@ def test_content_and_calls(text: str, expected: ParsedAnswer) -> None:
         f"{MARK}{'x' * 257}{{}}",
     ],
 )
-def test_what_is_no_call_is_content_to_the_character(text: str) -> None:
+def test_other_text_stays_content_unchanged(text: str) -> None:
     assert parse_all_ways("mistral", text) == ParsedAnswer(text, [])
 
 

@@ -1,4 +1,4 @@
-"""A Python list of calls, told call by call."""
+"""A Python list of calls, released call by call."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_content_and_calls(text: str, expected: ParsedAnswer) -> None:
         "[" + "x" * 257 + "()]",
     ],
 )
-def test_what_is_no_call_is_content_to_the_character(text: str) -> None:
+def test_other_text_stays_content_unchanged(text: str) -> None:
     assert parse_all_ways("pythonic", text) == ParsedAnswer(text, [])
 
 

@@ -1,4 +1,4 @@
-"""Content, calls and the blanks between them."""
+"""Content, calls and the whitespace between them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_fragments_of_one_call_are_joined_until_they_are_taken() -> None:
     assert out.take() == ("", [])
 
 
-def test_what_was_begun_comes_back_or_goes() -> None:
+def test_unfinished_calls_become_content_or_are_dropped() -> None:
     out = outlet()
     out.hold_back("<tool")
     out.hold_back("_call>")

@@ -1,4 +1,4 @@
-"""What holds for every parser: the cut of the answer does not matter, nothing is lost, work grows with the text."""
+"""Properties of every parser: results do not depend on cuts, no text is lost, work is linear in the text."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_answer_without_calls_is_content_to_the_character(kind: ParserKind, t
 
 
 def written(kind: ParserKind, form: int, arguments: dict[str, Any], random_indent: int | None) -> tuple[str, str]:
-    """One call as a model writes it, and its arguments as they must be told."""
+    """A call as the model writes it, and its expected arguments."""
     text = json.dumps(arguments, indent=random_indent, ensure_ascii=bool(form % 2))
     key = "parameters" if kind == "llama3" else "arguments"
     call = f'{{"name": "other", "{key}": {text}}}'
@@ -166,7 +166,7 @@ def test_hostile_answers_are_read_and_nothing_is_lost(kind: ParserKind, text: st
 
 
 class Counting:
-    """A pattern that counts the characters it looks at."""
+    """A pattern that counts the characters it reads."""
 
     def __init__(self, pattern: re.Pattern[str], counts: list[int]) -> None:
         self._pattern = pattern
@@ -193,7 +193,7 @@ LONG: dict[str, Callable[[int], str]] = {
 
 
 def work(form: str, count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
-    """(characters of the answer, characters looked at, Python functions called), read 3 characters at a time."""
+    """(characters of the answer, characters read, Python functions called), read 3 characters at a time."""
     counts = [0]
     text = LONG[form](count) + "plain words < [ " * count
     with monkeypatch.context() as patch:
@@ -245,7 +245,7 @@ def test_work_grows_with_the_length_and_not_faster(form: str, monkeypatch: pytes
         ("llama3", "", " "),
     ],
 )
-def test_what_stays_undecided_too_long_is_content(kind: ParserKind, start: str, filler: str) -> None:
+def test_text_undecided_for_too_long_is_content(kind: ParserKind, start: str, filler: str) -> None:
     reader = parser(kind)
     text = filler * (MAX_BEGUN - len(start) - 1)
     assert reader.push(start + text) == ("", [])

@@ -1,4 +1,4 @@
-"""Which parser a template speaks of, and how parsers are made."""
+"""The parser for a template, and the creation of parsers."""
 
 from __future__ import annotations
 
@@ -80,6 +80,6 @@ def test_with_no_tools_only_marked_calls_are_calls() -> None:
 
 @pytest.mark.parametrize("kind", get_args(ParserKind))
 def test_marks_identify_the_format(kind: ParserKind) -> None:
-    found = marks(kind)
-    assert len(found) >= 2
-    assert all(mark[0] in "<[" and mark[-1] in ">]" for mark in found)
+    special_texts = marks(kind)
+    assert len(special_texts) >= 2
+    assert all(mark[0] in "<[" and mark[-1] in ">]" for mark in special_texts)

@@ -12,7 +12,7 @@ ONE, TWO = "https://pictures.example/one.png", "http://pictures.example/two.png"
 
 
 class Album:
-    """Answers every URL with its own bytes and records the fetches."""
+    """Answers every URL with the URL's own bytes, and records the fetches."""
 
     def __init__(self) -> None:
         self.fetched: list[tuple[str, dict[str, str]]] = []
@@ -22,5 +22,5 @@ class Album:
         self.fetched.append((url, dict(headers)))
         return url.encode()
 
-    def pictures(self, **options: Any) -> ImageReader:
+    def image_reader(self, **options: Any) -> ImageReader:
         return ImageReader(cast(Fetcher, self), **options)

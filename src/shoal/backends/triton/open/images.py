@@ -1,4 +1,4 @@
-"""Image towers on Triton: pictures to tensors, tensors to vectors or scores, and the facts to show. For an image tower
+"""Image towers on Triton: images to tensors, tensors to vectors or scores, and the facts to show. For an image tower
 beside a text tower: its endpoint, and the facts of both together."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shoal.pipelines.image import ImagePipeline
 from shoal.types import BatchTask, Classify, Embed, Image, Item
 
 IMAGE_SIDE = 32
-"""Height and width of the probe's pictures, in pixels."""
+"""Height and width of the probe's images, in pixels."""
 
 
 class ImageReader:
@@ -39,24 +39,24 @@ class ImageReader:
         )
 
     async def probe_engine(self, engine: TritonEngine) -> ProbeResult:
-        """Return the answers of one replica for a few pictures. Raises as the engine and the pipeline do."""
-        deadline, pictured = time.monotonic() + PROBE_S, _ImageProbe(self._pipeline)
+        """Return the answers of one replica for a few images. Raises as the engine and the pipeline do."""
+        deadline, image_probe = time.monotonic() + PROBE_S, _ImageProbe(self._pipeline)
         if self._pipeline.spec.score is not None:
-            return await probe_scores(engine, pictured, deadline, TEXTS)
-        return await probe(engine, pictured, deadline)
+            return await probe_scores(engine, image_probe, deadline, TEXTS)
+        return await probe(engine, image_probe, deadline)
 
     def choose_pipeline(self, answered: ProbeResult) -> Pipeline:
         """Return the pipeline to serve with. Raises ConfigError if the dimension is not the configured one."""
         expected = self.target.table.dimension
         if isinstance(answered, ProbeVectors) and expected not in (None, answered.dimension):
             raise ConfigError(
-                f"{self.target.name} gives vectors of {answered.dimension} dimensions, and the configuration says "
-                f"{expected}: correct it, or leave it out, since the model decides"
+                f"{self.target.name} returns vectors of {answered.dimension} dimensions, but the configured "
+                f"`dimension` is {expected}: correct it or leave it out"
             )
         return self._pipeline
 
     def make_codec(self, pipeline: Pipeline) -> None:
-        """Return None: pictures have no tokens to show."""
+        """Return None: images have no tokens to show."""
 
     def build_facts(self, pipeline: Pipeline, answered: ProbeResult) -> ModelFacts:
         embedder, target, spec = self.embedder, self.target, self._pipeline.spec
@@ -107,7 +107,7 @@ def merge_facts(text: ModelFacts, image: ModelFacts, embedder: Embedder) -> Mode
     cannot be compared."""
     if text.dimension != image.dimension:
         raise ConfigError(
-            f"{text.id} gives vectors of {text.dimension} dimensions for texts and of {image.dimension} for images: "
+            f"{text.id} returns vectors of {text.dimension} dimensions for texts and {image.dimension} for images: "
             "load it through Shoal again"
         )
     instances = {"text_instances": text.details["instances"], "image_instances": image.details["instances"]}
@@ -121,7 +121,7 @@ def merge_facts(text: ModelFacts, image: ModelFacts, embedder: Embedder) -> Mode
 
 
 class _ImageProbe(PipelineWrapper):
-    """A pipeline of pictures that replaces each of the probe's texts with a picture."""
+    """An image pipeline that replaces each of the probe's texts with an image."""
 
     def prepare(self, items: Sequence[tuple[BatchTask, Item]]) -> list[Prepared | ShoalError]:
         tasks = [_without_truncation(task) for task, _ in items]
@@ -129,14 +129,13 @@ class _ImageProbe(PipelineWrapper):
 
 
 def _without_truncation(task: BatchTask) -> BatchTask:
-    """Return the task without `truncate`, which does not apply to pictures."""
+    """Return the task without `truncate`, which does not apply to images."""
     assert isinstance(task, Embed | Classify)
     return msgspec.structs.replace(task, truncate=None)
 
 
 def probe_images() -> Iterator[Image]:
-    """Yield four dissimilar pictures: models that differ at all differ on one of them. BMP needs no library to
-    write."""
+    """Yield four dissimilar images: models that differ at all differ on one of them. BMP needs no library to write."""
     for paint in (
         lambda x, y: (8 * x, 8 * y, 0),
         lambda x, y: (255, 255, 255) if (x // 8 + y // 8) % 2 else (0, 0, 96),

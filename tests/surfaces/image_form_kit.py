@@ -1,4 +1,4 @@
-"""Forms as clients send them, and the vectors of the fake picture model."""
+"""Multipart forms as clients send them, and the vectors of the fake image model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FORM = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
 File = tuple[str, bytes]
 
 
-def inline(picture: bytes) -> str:
-    return base64.b64encode(picture).decode()
+def inline(image: bytes) -> str:
+    return base64.b64encode(image).decode()
 
 
 def wanted(item: str | bytes, dimensions: int = DIMENSION) -> list[float]:
-    """Return the unit vector of a text or of a picture's bytes."""
-    picture = Image(item) if isinstance(item, bytes) else item
-    raw = compute_vector(tokenize_item(picture), DIMENSION)[:dimensions]
+    """Return the unit vector of a text or of an image's bytes."""
+    image = Image(item) if isinstance(item, bytes) else item
+    raw = compute_vector(tokenize_item(image), DIMENSION)[:dimensions]
     return [float(each) for each in (raw / np.linalg.norm(raw)).astype(np.float32)]
 
 
@@ -40,5 +40,5 @@ def form(*fields: tuple[str, str | File]) -> bytes:
     return b"".join(lines) + f"--{BOUNDARY}--\r\n".encode()
 
 
-def close(found: Any, expected: Any) -> None:
-    np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-6)
+def close(actual: Any, expected: Any) -> None:
+    np.testing.assert_allclose(np.array(actual), np.array(expected), atol=1e-6)

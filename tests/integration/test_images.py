@@ -1,4 +1,4 @@
-"""Pictures over HTTP, in a server of its own: hostile ones take no memory and reach nobody."""
+"""Images over HTTP, in a server of its own: hostile ones use no memory and reach no other host."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import pytest
 from tests.integration.server_kit import Server, ShoalServer
 from tests.unit.http.fetching.test_allowed import REFUSED
 from tests.unit.models.tower_checkpoints import towers
-from tests.unit.pipelines.image.pictures import bombs, broken, drawn, pictures, saved
+from tests.unit.pipelines.image.image_kit import bombs, broken, drawn, image_files, saved
 
 MOST_GROWTH = 64 * 2**20
 
 
 class Host(BaseHTTPRequestHandler):
-    """Serves one picture, and what no server should: a stream without an end, and redirects."""
+    """Serves one image, an endless stream, and redirects."""
 
     protocol_version = "HTTP/1.1"
 
@@ -58,13 +58,13 @@ class Host(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[list[ThreadingHTTPServer]]:
-    """Two on loopback: the first is on the list, the second is not."""
-    made = [ThreadingHTTPServer(("127.0.0.1", 0), Host) for _ in range(2)]
-    for one in made:
+    """Two hosts on loopback: the first is on the allowlist, the second is not."""
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Host) for _ in range(2)]
+    for one in servers:
         one.paths = []  # type: ignore[attr-defined]
         threading.Thread(target=one.serve_forever, daemon=True).start()
-    yield made
-    for one in made:
+    yield servers
+    for one in servers:
         one.shutdown()
         one.server_close()
 
@@ -92,20 +92,21 @@ def encoded(data: bytes) -> str:
 
 
 def kilobytes(server: Server, name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{server.process.pid}/status").read_text(), re.M)
-    assert found
-    return int(found[1])
+    match = re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{server.process.pid}/status").read_text(), re.M)
+    assert match
+    return int(match[1])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_hostile_pictures_cost_no_memory_and_reach_nobody(server: Server, hosts: list[ThreadingHTTPServer]) -> None:
-    """Each file of the tables, each address, an endless stream, a redirect: refused, and the server is as it was."""
-    good = encoded(pictures()["odd"])
+def test_hostile_images_cost_no_memory_and_contact_no_host(server: Server, hosts: list[ThreadingHTTPServer]) -> None:
+    """Each file and address of the tables, an endless stream and a redirect are rejected; the server's memory does not
+    grow."""
+    good = encoded(image_files()["odd"])
     listed, other = (f"http://127.0.0.1:{host.server_port}" for host in hosts)
-    for _ in range(3):  # what is loaded at the first request is no growth
+    for _ in range(3):  # memory loaded at the first request is not growth
         status, before = embedded(server, {"image": good}, "a text", {"image": f"{listed}/picture.png"})
         assert status == 200, before
-    Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")  # the peak begins anew
+    Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")  # reset the peak
     rested = kilobytes(server, "VmRSS")
     hostile = {name: encoded(data) for name, data in (bombs() | broken()).items()}
     hostile |= {

@@ -1,4 +1,4 @@
-"""Pictures on the inference server's routes: alone, in lists, and beside texts."""
+"""Images on the inference server's routes: alone, in lists, and with texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.http.fetching.fetcher import Fetcher
 from shoal.surfaces import ImageReader
 from shoal.types import Context, Embed, Embedded, Image, Result
 from tests.surfaces.family_kit import CLIP, EMBEDDER, RERANKER, family
-from tests.surfaces.picture_kit import BLUE, RED, close, inline, wanted
+from tests.surfaces.image_form_kit import BLUE, RED, close, inline, wanted
 from tests.surfaces.surface_kit import MODEL, RecordingRunner, serve
 from tests.unit.http.fetching.kit import fetcher, http, url, web
 
@@ -23,20 +23,20 @@ PATHS = [("/infer_image", "embedding"), ("/embed_image", "embeddings")]
 
 
 @pytest.mark.parametrize(("path", "key"), PATHS)
-async def test_one_picture_or_many(path: str, key: str) -> None:
-    """Lists work, in their order; the answer is always two-dimensional, and has the time it took."""
+async def test_one_image_or_many(path: str, key: str) -> None:
+    """Lists keep their order; the answer is always two-dimensional, with the time in milliseconds."""
     async with family(CLIP) as server:
-        for image, pictures in ((inline(RED), [RED]), ([inline(BLUE), inline(RED)], [BLUE, RED])):
+        for image, files in ((inline(RED), [RED]), ([inline(BLUE), inline(RED)], [BLUE, RED])):
             answer = await server.call("POST", path, {"model_name": CLIP, "image": image})
             assert answer.status == 200, answer.body
             assert list(answer.json()) == [key, "processingTimeMs"]
-            close(answer.json()[key], [wanted(picture) for picture in pictures])
+            close(answer.json()[key], [wanted(file) for file in files])
             assert isinstance(answer.json()["processingTimeMs"], float)
             assert int(answer.headers["x-shoal-batch-size"]) >= 1
 
 
 async def test_texts_at_the_newer_path() -> None:
-    """/embed_text answers as the original's later versions do."""
+    """/embed_text answers like the original's later versions."""
     async with family(CLIP) as server:
         answer = await server.call("POST", "/embed_text", {"name": CLIP, "text": "a cat"})
         assert list(answer.json()) == ["embeddings", "processingTimeMs"]
@@ -44,7 +44,7 @@ async def test_texts_at_the_newer_path() -> None:
 
 
 async def test_both_sides() -> None:
-    """Each side has its own vectors; the headers tell of both."""
+    """Each side has its own vectors; the headers cover both."""
     async with family(CLIP) as server:
         body = {"model_name": CLIP, "text": ["a cat", "two dogs"], "image": [inline(RED), inline(BLUE), inline(RED)]}
         answer = await server.call("POST", "/infer", body)
@@ -55,7 +55,7 @@ async def test_both_sides() -> None:
 
 
 async def test_one_side_alone() -> None:
-    """What was not asked for is absent, null or not."""
+    """The other side is omitted, whether it was null or absent."""
     async with family(CLIP) as server:
         answer = await server.call("POST", "/infer", {"model_name": CLIP, "text": None, "image": inline(RED)})
         assert list(answer.json()) == ["image_embeddings", "processingTimeMs"]
@@ -66,7 +66,7 @@ async def test_one_side_alone() -> None:
 
 @pytest.mark.parametrize("dimensions", ["n_dims", "nDims"])
 async def test_options(dimensions: str) -> None:
-    """The cut and the normalisation hold for pictures too."""
+    """Dimensions and normalization apply to images, too."""
     async with family(CLIP) as server:
         body = {"name": CLIP, "image": inline(RED), "text": "a", dimensions: 2}
         answer = (await server.call("POST", "/infer", body)).json()
@@ -77,17 +77,17 @@ async def test_options(dimensions: str) -> None:
 
 
 async def test_a_large_body() -> None:
-    """Read in turns, with the other spellings of fields."""
-    picture = b"large " * 40_000
+    """It is read in slices, with the other field names."""
+    large = b"large " * 40_000
     async with family(CLIP) as server:
-        body = {"image": [inline(RED), inline(picture)], "text": ["a"], "nDims": 3, "name": CLIP}
+        body = {"image": [inline(RED), inline(large)], "text": ["a"], "nDims": 3, "name": CLIP}
         answer = await server.call("POST", "/infer", {**body, "imageDownloadHeaders": {"x": "y"}})
         assert answer.status == 200, answer.body
-        close(answer.json()["image_embeddings"], [wanted(RED, 3), wanted(picture, 3)])
+        close(answer.json()["image_embeddings"], [wanted(RED, 3), wanted(large, 3)])
 
 
 class Side(RecordingRunner):
-    """Answers texts when pictures have begun, and pictures when texts have: neither where one waits for the other."""
+    """Answers texts once images have started, and vice versa, so a serial server would hang."""
 
     def __init__(self, *, fails: type | None = None) -> None:
         super().__init__()
@@ -115,16 +115,15 @@ class Side(RecordingRunner):
 BOTH = {"model_name": MODEL, "text": "a", "image": inline(RED)}
 
 
-async def test_both_sides_run_at_once() -> None:
-    """Neither waits for the other to end."""
+async def test_both_sides_run_concurrently() -> None:
     async with asyncio.timeout(30):
         answer = await serve(Side()).call("POST", "/infer", BOTH)
     assert answer.status == 200
 
 
 @pytest.mark.parametrize(("fails", "other", "modality"), [(str, Image, "text"), (Image, str, "image")])
-async def test_where_one_side_fails_the_other_is_given_up(fails: type, other: type, modality: str) -> None:
-    """And has ended before the error is told, which names the side and keeps its status."""
+async def test_one_failed_side_cancels_the_other(fails: type, other: type, modality: str) -> None:
+    """The other side ends before the error is sent, which names the side and keeps its status."""
     runner = Side(fails=fails)
     async with asyncio.timeout(30):
         answer = await serve(runner).call("POST", "/infer", BOTH)
@@ -134,7 +133,7 @@ async def test_where_one_side_fails_the_other_is_given_up(fails: type, other: ty
 
 
 NOT_LOADED = "Model nobody with checkpoint None is not loaded. Load the model first using /load_model."
-NO_PICTURES = f"Model {EMBEDDER} with checkpoint None does not support image inference."
+NO_IMAGES = f"Model {EMBEDDER} with checkpoint None does not support image inference."
 NEXT = "send an http(s) URL, a data URI (data:image/png;base64,...) or the base64 of an image file"
 
 
@@ -143,8 +142,8 @@ NEXT = "send an http(s) URL, a data URI (data:image/png;base64,...) or the base6
     ("body", "detail"),
     [
         ({"model_name": "nobody", "image": "x"}, NOT_LOADED),
-        ({"model_name": EMBEDDER, "image": "x"}, NO_PICTURES),
-        ({"model_name": RERANKER, "image": "x"}, NO_PICTURES.replace(EMBEDDER, RERANKER)),
+        ({"model_name": EMBEDDER, "image": "x"}, NO_IMAGES),
+        ({"model_name": RERANKER, "image": "x"}, NO_IMAGES.replace(EMBEDDER, RERANKER)),
         ({"model_name": CLIP, "image": []}, "`image` is an empty list; send at least one image."),
         (
             {"model_name": CLIP, "image": ["x"] * 9},
@@ -159,29 +158,29 @@ NEXT = "send an http(s) URL, a data URI (data:image/png;base64,...) or the base6
     ],
 )
 async def test_refused(path: str, body: Any, detail: str) -> None:
-    """400 with one text, in the original's words where it has some."""
+    """400 with one message, the original's if it has one."""
     async with family(CLIP, EMBEDDER, RERANKER, max_inputs=8) as server:
         answer = await server.call("POST", path, body)
         assert (answer.status, answer.json()) == (400, {"detail": detail})
 
 
-async def test_a_bad_picture_beside_a_text_names_its_side() -> None:
-    """400, with what is wrong and the next step."""
+async def test_a_bad_image_next_to_a_text() -> None:
+    """400 that names the side, with the reason and the next step."""
     async with family(CLIP) as server:
         answer = await server.call("POST", "/infer", {"model_name": CLIP, "text": "a", "image": "/etc/passwd"})
         detail = answer.json()["detail"]
         assert (answer.status, detail.startswith("image: Invalid image. "), NEXT in detail) == (400, True, True)
 
 
-async def test_a_text_that_is_too_much_beside_pictures() -> None:
-    """Each side has its own bound."""
+async def test_too_many_texts_next_to_images() -> None:
+    """Each side has its own limit."""
     async with family(CLIP, max_inputs=2) as server:
         answer = await server.call("POST", "/infer", {"model_name": CLIP, "text": ["a"] * 3, "image": inline(RED)})
         assert "`text` has more than 2 texts; split the request." in answer.json()["detail"]
 
 
-async def test_a_model_of_pictures_alone() -> None:
-    """It says so to texts, in the original's words."""
+async def test_an_image_only_model() -> None:
+    """It rejects texts with the original's message."""
     async with family(CLIP, facts={"modalities": ("image",)}) as server:
         assert (await server.call("POST", "/infer_image", {"name": CLIP, "image": inline(RED)})).status == 200
         answer = await server.call("POST", "/infer", {"name": CLIP, "image": inline(RED), "text": "a"})
@@ -202,8 +201,8 @@ async def test_a_model_of_pictures_alone() -> None:
         ),
     ],
 )
-async def test_bodies_that_do_not_fit(body: Any, at: list[Any], kind: str) -> None:
-    """422, with where it is."""
+async def test_invalid_bodies(body: Any, at: list[Any], kind: str) -> None:
+    """422, with the location."""
     async with family(CLIP) as server:
         answer = await server.call("POST", "/infer_image", body)
         assert answer.status == 422, answer.body
@@ -212,7 +211,7 @@ async def test_bodies_that_do_not_fit(body: Any, at: list[Any], kind: str) -> No
 
 
 async def test_download_headers_are_bounded() -> None:
-    """More than any fetch sends are not even read, in either spelling."""
+    """Too large headers are not read, in either spelling."""
     async with family(CLIP) as server:
         for name in ("image_download_headers", "imageDownloadHeaders"):
             many = {f"x-{number}": "y" for number in range(8000)}
@@ -221,35 +220,35 @@ async def test_download_headers_are_bounded() -> None:
             assert (answer.status, answer.json()) == (400, detail)
 
 
-def fetching(made: Fetcher) -> dict[str, Any]:
-    return {"pictures": ImageReader(made)}
+def fetching(image_fetcher: Fetcher) -> dict[str, Any]:
+    return {"image_reader": ImageReader(image_fetcher)}
 
 
 @pytest.mark.parametrize("name", ["image_download_headers", "imageDownloadHeaders"])
 @pytest.mark.parametrize("path", ["/infer_image", "/infer"])
-async def test_a_picture_is_fetched_with_the_headers(path: str, name: str) -> None:
-    """From a host that the operator listed."""
+async def test_an_image_is_fetched_with_the_headers(path: str, name: str) -> None:
+    """From a host that the operator allows."""
     async with web() as host, family(CLIP, **fetching(fetcher(host))) as server:
         host.answer = http(RED)
         body = {"model_name": CLIP, "image": url(host), name: {"authorization": "Bearer secret"}}
         answer = await server.call("POST", path, body)
-        found = answer.json().get("embedding") or answer.json()["image_embeddings"]
-        close(found, [wanted(RED)])
+        vectors = answer.json().get("embedding") or answer.json()["image_embeddings"]
+        close(vectors, [wanted(RED)])
         assert "authorization: Bearer secret" in host.requests[0]
 
 
 @pytest.mark.parametrize("path", ["/infer_image", "/infer", "/classify_image"])
 @pytest.mark.parametrize("model", [EMBEDDER, "nobody"])
-async def test_nothing_is_fetched_for_a_model_without_pictures(path: str, model: str) -> None:
-    """The refusal comes first."""
+async def test_nothing_is_fetched_for_a_model_without_images(path: str, model: str) -> None:
+    """The request is rejected first."""
     async with web() as host, family(EMBEDDER, **fetching(fetcher(host))) as server:
         answer = await server.call("POST", path, {"model_name": model, "image": url(host)})
         assert answer.status == 400
         assert host.requests == []
 
 
-async def test_where_nothing_may_be_fetched() -> None:
-    """The error says what to send in place of a URL."""
+async def test_no_fetcher() -> None:
+    """Without a fetcher, a URL is rejected."""
     async with family(CLIP) as server:
         body = {"model_name": CLIP, "image": "https://example.com/image1.jpg"}
         answer = await server.call("POST", "/infer_image", body)
@@ -257,8 +256,8 @@ async def test_where_nothing_may_be_fetched() -> None:
         assert answer.json()["detail"].startswith("Invalid image. ")
 
 
-async def test_headers_that_no_fetch_sends() -> None:
-    """The error is about them, and not about the picture."""
+async def test_forbidden_download_headers() -> None:
+    """The error is about the headers, not the image."""
     async with web() as host, family(CLIP, **fetching(fetcher(host))) as server:
         body = {"model_name": CLIP, "image": url(host), "image_download_headers": {"Host": "other"}}
         answer = await server.call("POST", "/infer_image", body)
@@ -274,9 +273,9 @@ class Ends(Observer):
         self.refusals.append(kind)
 
 
-async def test_a_refused_picture_is_counted_once() -> None:
-    """By the front, since the gateway never heard of it."""
-    seen = Ends()
-    async with family(CLIP, observer=seen) as server:
+async def test_a_rejected_image_is_counted_once() -> None:
+    """The front counts it, because the gateway never receives the request."""
+    observer = Ends()
+    async with family(CLIP, observer=observer) as server:
         await server.call("POST", "/infer_image", {"name": CLIP, "image": "no picture"})
-    assert seen.refusals == [InvalidValue.kind]
+    assert observer.refusals == [InvalidValue.kind]

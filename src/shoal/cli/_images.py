@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from shoal.errors import InvalidValue, ShoalError
-from shoal.python.images import check_head, check_picture, read_picture
+from shoal.python.images import check_head, check_image_file, read_image_file
 from shoal.types import Image
 
 STDIN = "-"
@@ -28,17 +28,17 @@ def check_images(names: Sequence[str]) -> list[Path | Image]:
 
     Raises InvalidValue, naming the file, for the first one that is missing or does not begin like an image.
     """
-    return [_standard_input() if name == STDIN else check_picture(Path(name)) for name in names]
+    return [_standard_input() if name == STDIN else check_image_file(Path(name)) for name in names]
 
 
 def read_image(item: Input) -> str | Image:
     """Read an image file; return other inputs unchanged. Raises InvalidValue if the file has disappeared."""
-    return read_picture(item) if isinstance(item, Path) else item
+    return read_image_file(item) if isinstance(item, Path) else item
 
 
-def to_data_uri(picture: Image) -> str:
+def to_data_uri(image: Image) -> str:
     """Encode an image as a data URI for a server, which detects the format itself."""
-    return f"data:application/octet-stream;base64,{b64encode(picture.data).decode()}"
+    return f"data:application/octet-stream;base64,{b64encode(image.data).decode()}"
 
 
 @contextmanager

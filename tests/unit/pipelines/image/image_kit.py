@@ -1,4 +1,4 @@
-"""Pictures for tests, drawn here: of every kind that the pipeline reads, and files that are none."""
+"""Images for tests, drawn here: every supported kind, and invalid files."""
 
 from __future__ import annotations
 
@@ -26,74 +26,74 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def drawn(width: int, height: int, seed: int = 0) -> Image.Image:
-    """RGB: a slope of colours, shapes with sharp edges, and a patch of noise; no symmetry, so that turns show."""
+    """An RGB image with a color gradient, sharp edges and noise; it is asymmetric, so that rotations show."""
     rng = np.random.default_rng([width, height, seed])
     y, x = np.mgrid[0:height, 0:width]
     slope = np.stack([x * 255 // max(1, width - 1), y * 255 // max(1, height - 1), (x + 2 * y) % 256], axis=-1)
-    picture = Image.fromarray(slope.astype(np.uint8))
-    pen = ImageDraw.Draw(picture)
+    image = Image.fromarray(slope.astype(np.uint8))
+    pen = ImageDraw.Draw(image)
     for _ in range(6):
         left, top = int(rng.integers(0, width)), int(rng.integers(0, height))
         right, bottom = left + int(rng.integers(0, width)), top + int(rng.integers(0, height))
         colour = tuple(int(each) for each in rng.integers(0, 256, 3))
         (pen.ellipse if rng.random() < 0.5 else pen.rectangle)((left, top, right, bottom), fill=colour)
     noise = rng.integers(0, 256, (max(1, height // 4), max(1, width // 4), 3), dtype=np.uint8)
-    picture.paste(Image.fromarray(noise), (0, 0))
-    return picture
+    image.paste(Image.fromarray(noise), (0, 0))
+    return image
 
 
-def saved(picture: Image.Image, kind: str, **options: Any) -> bytes:
-    """The bytes of a file of this kind."""
+def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+    """Return the bytes of a file of this kind."""
     file = io.BytesIO()
-    picture.save(file, format=kind, **options)
+    image.save(file, format=kind, **options)
     return file.getvalue()
 
 
-def with_alpha(picture: Image.Image) -> Image.Image:
-    """RGBA: from transparent at the left, where colours stay, to opaque at the right."""
-    alpha = np.linspace(0, 255, picture.width).astype(np.uint8)
-    result = picture.convert("RGBA")
-    result.putalpha(Image.fromarray(np.tile(alpha, (picture.height, 1))))
+def with_alpha(image: Image.Image) -> Image.Image:
+    """An RGBA image from transparent on the left, with colors, to opaque on the right."""
+    alpha = np.linspace(0, 255, image.width).astype(np.uint8)
+    result = image.convert("RGBA")
+    result.putalpha(Image.fromarray(np.tile(alpha, (image.height, 1))))
     return result
 
 
 def turned(orientation: int, kind: str = "JPEG", size: tuple[int, int] = (300, 200)) -> bytes:
-    """A picture with an EXIF orientation."""
+    """An image with an EXIF orientation."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     return saved(drawn(*size), kind, exif=exif)
 
 
 def deep() -> Image.Image:
-    """16-bit grey over the whole range."""
+    """A 16-bit gray image over the whole range."""
     y, x = np.mgrid[0:240, 0:320]
     return Image.fromarray(((x * 65535 // 319 + y * 100) % 65536).astype(np.uint16))
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
-    """One of a PNG."""
+    """Return one PNG chunk."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def png_of(width: int, height: int, *chunks: bytes, colour: int = 2, depth: int = 8) -> bytes:
-    """A PNG that says this size, whatever its chunks hold."""
+    """A PNG that declares this size, whatever its chunks hold."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
     return b"".join([PNG, header, *chunks, chunk(b"IEND", b"")])
 
 
 def animation(kind: str, **options: Any) -> bytes:
-    """Three frames, each another."""
+    """Three different frames."""
     frames = [drawn(240, 180, seed) for seed in range(3)]
     return saved(frames[0], kind, save_all=True, append_images=frames[1:], duration=50, **options)
 
 
 @cache
-def pictures() -> dict[str, bytes]:
-    """One of each kind, by name, whose pixels transformers reads as they are meant."""
+def image_files() -> dict[str, bytes]:
+    """One image of each kind, by name, whose pixels transformers decodes correctly."""
     plain = drawn(320, 240)
     palette = plain.quantize(64)
     black_and_white = plain.convert("1")
-    found = {
+    images = {
         "wide": saved(drawn(900, 90), "PNG"),
         "tall": saved(drawn(90, 900), "PNG"),
         "very wide": saved(drawn(6000, 7), "PNG"),
@@ -133,12 +133,12 @@ def pictures() -> dict[str, bytes]:
         "PNG with EXIF": turned(6, "PNG"),
         "WebP with EXIF": turned(8, "WEBP"),
     }
-    return found | {f"EXIF {each}": turned(each) for each in range(1, 9)}
+    return images | {f"EXIF {each}": turned(each) for each in range(1, 9)}
 
 
 @cache
 def broken() -> dict[str, bytes]:
-    """Files that are no picture, or not one that is read."""
+    """Files that are not images, or of an unsupported kind."""
     plain = drawn(320, 240)
     whole = {kind: saved(plain, kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP")}
     cut = {f"half a {kind}": data[: len(data) // 2] for kind, data in whole.items()}
@@ -165,21 +165,21 @@ def broken() -> dict[str, bytes]:
             "a PNG without pixels": png_of(10, 10),
             "a PNG with broken deflate": png_of(10, 10, chunk(b"IDAT", b"\x78\x9c" + b"\xff" * 50)),
             "a GIF without a frame": whole["GIF"][:13] + b";",
-            "a WebP without a picture": b"RIFF\x10\x00\x00\x00WEBPJUNK\x04\x00\x00\x00abcd",
+            "a WebP without an image": b"RIFF\x10\x00\x00\x00WEBPJUNK\x04\x00\x00\x00abcd",
             "a compressed BMP": whole["BMP"][:30] + struct.pack("<I", 1) + whole["BMP"][34:],
         }
     )
 
 
 def many_scans(number: int) -> bytes:
-    """A progressive JPEG whose last scan comes again and again."""
+    """A progressive JPEG that repeats its last scan."""
     data = saved(drawn(64, 64), "JPEG", progressive=True)
     last = data.rindex(b"\xff\xda")
     return data[:last] + data[last:-2] * number + data[-2:]
 
 
 def bombs() -> dict[str, bytes]:
-    """Small files that ask for much memory or time; all are refused."""
+    """Small files that need much memory or time; all are refused."""
     zeros = zlib.compress(bytes(60_000_000), 9)
     webp = bytearray(saved(with_alpha(drawn(40, 30)), "WEBP", lossless=False, exif=b"Exif\x00\x00"))
     assert webp[12:16] == b"VP8X"

@@ -1,4 +1,4 @@
-"""Draw six pictures to try a model of pictures and texts with: `python examples/draw_pictures.py [FOLDER]`."""
+"""Draw six images to try a model of images and texts with: `python examples/draw_images.py [FOLDER]`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def fish(draw: ImageDraw.ImageDraw) -> None:
         draw.ellipse((left + 35, top + 30, left + 55, top + 50), fill=(20, 20, 20))
 
 
-PICTURES: dict[str, tuple[Draw, tuple[int, int, int]]] = {
+IMAGES: dict[str, tuple[Draw, tuple[int, int, int]]] = {
     "red_circle.jpg": (red_circle, (238, 236, 230)),
     "blue_square.jpg": (blue_square, (238, 236, 230)),
     "green_triangle.png": (green_triangle, (250, 250, 248)),
@@ -69,8 +69,8 @@ PICTURES: dict[str, tuple[Draw, tuple[int, int, int]]] = {
 def drawn(draw: Draw, ground: tuple[int, int, int], seed: int) -> Image.Image:
     """On a ground that gets darker towards its foot; with some grain, as photographs have it."""
     width, height = SIZE[0] * _SMOOTH, SIZE[1] * _SMOOTH
-    picture = Image.new("RGB", (width, height))
-    brush = ImageDraw.Draw(picture)
+    image = Image.new("RGB", (width, height))
+    brush = ImageDraw.Draw(image)
     for row in range(height):
         light = 1 - 0.25 * row / height
         brush.line((0, row, width, row), fill=(int(ground[0] * light), int(ground[1] * light), int(ground[2] * light)))
@@ -78,7 +78,7 @@ def drawn(draw: Draw, ground: tuple[int, int, int], seed: int) -> Image.Image:
     for x, y, radius in _specks(random.Random(seed), width, height):
         tone = int(90 + 120 * abs(math.sin(x + y)))
         brush.ellipse((x, y, x + radius, y + radius), fill=(tone, tone, tone))
-    return picture.filter(ImageFilter.GaussianBlur(0.8)).resize(SIZE, Image.Resampling.LANCZOS)
+    return image.filter(ImageFilter.GaussianBlur(0.8)).resize(SIZE, Image.Resampling.LANCZOS)
 
 
 def _specks(dice: random.Random, width: int, height: int) -> Iterator[tuple[int, int, int]]:
@@ -89,14 +89,14 @@ def draw_all(folder: Path) -> list[Path]:
     """Write them all; answers the files."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for seed, (name, (draw, ground)) in enumerate(PICTURES.items()):
+    for seed, (name, (draw, ground)) in enumerate(IMAGES.items()):
         paths.append(path := folder / name)
         drawn(draw, ground, seed).save(path, quality=88)
     return paths
 
 
 def main() -> None:
-    for path in draw_all(Path(sys.argv[1] if len(sys.argv) > 1 else "pictures")):
+    for path in draw_all(Path(sys.argv[1] if len(sys.argv) > 1 else "images")):
         sys.stdout.write(f"{path}\n")
 
 

@@ -21,7 +21,7 @@ from shoal.bench.machine import PACKAGES
 sys.path.insert(0, str(HERE.parent))  # the tables are those of the tests
 
 from tests.unit.http.fetching.test_allowed import REFUSED
-from tests.unit.pipelines.image.pictures import bombs, broken
+from tests.unit.pipelines.image.image_kit import bombs, broken
 
 METHOD = """
 A tiny CLIP; every file of the tests' tables of bombs and broken pictures as base64 to /v1/embeddings, every URL of the

@@ -1,4 +1,4 @@
-"""Pictures on /v1/embeddings, in the forms of Infinity, NIM, Jina, OpenAI's parts and vLLM."""
+"""Images on /v1/embeddings, in the formats of Infinity, NIM, Jina, OpenAI's content parts and vLLM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.backends.fake.model import compute_vector, tokenize_item
 from shoal.http.images import INLINE_CHARACTERS, ImageReader
 from shoal.types import Image
 from tests.surfaces.family_kit import CLIP, DIMENSION, EMBEDDER, family
-from tests.surfaces.pictures_kit import ONE, TWO, Album
+from tests.surfaces.image_fetch_kit import ONE, TWO, Album
 from tests.surfaces.surface_kit import Server
 
 FILE = b"the bytes of a picture, or nearly"
@@ -37,8 +37,8 @@ def album() -> Album:
 
 @pytest.fixture
 async def server(album: Album) -> AsyncIterator[Server]:
-    async with family(EMBEDDER, CLIP, pictures=album.pictures(), token_ids="accept") as made:
-        yield made
+    async with family(EMBEDDER, CLIP, image_reader=album.image_reader(), token_ids="accept") as server:
+        yield server
 
 
 CASES: list[tuple[dict[str, Any], list[Any]]] = [
@@ -53,7 +53,7 @@ CASES: list[tuple[dict[str, Any], list[Any]]] = [
     ({"input": [{"text": TEXT}, {"image": ONE}, TEXT, {"image": RAW}]}, [TEXT, LINKED, TEXT, SEEN]),
     ({"input": [{"text": TEXT, "image": None}, {"image_url": {"url": TWO}}]}, [TEXT, OTHER]),
     ({"input": [{"image": ONE}, RAW], "modality": "image", "image_download_headers": None}, [LINKED, SEEN]),
-    # OpenAI's parts, and those of its responses
+    # OpenAI's content parts, and those of its Responses API
     (
         {"input": [{"type": "text", "text": TEXT}, {"type": "image_url", "image_url": {"url": DATA, "detail": "low"}}]},
         [TEXT, SEEN],
@@ -71,18 +71,18 @@ CASES: list[tuple[dict[str, Any], list[Any]]] = [
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
 @pytest.mark.parametrize(("fields", "items"), CASES)
 async def test_forms(server: Server, path: str, fields: dict[str, Any], items: list[Any]) -> None:
-    """Each input becomes its own vector, in order; tokens are those of the texts alone."""
+    """Each input becomes its own vector, in order; only texts count tokens."""
     answer = await server.call("POST", path, {"model": CLIP, **fields})
-    found = answer.json()
-    assert answer.status == 200, found
-    assert [each["index"] for each in found["data"]] == list(range(len(items)))
-    assert np.allclose([each["embedding"] for each in found["data"]], [unit(each) for each in items], atol=1e-6)
+    reply = answer.json()
+    assert answer.status == 200, reply
+    assert [each["index"] for each in reply["data"]] == list(range(len(items)))
+    assert np.allclose([each["embedding"] for each in reply["data"]], [unit(each) for each in items], atol=1e-6)
     tokens = sum(len(tokenize_item(each)) for each in items if not isinstance(each, Image))
-    assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    assert reply["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-async def test_fields_of_vectors_hold_for_pictures(server: Server) -> None:
-    """`dimensions` and base64, as of texts."""
+async def test_vector_options_for_images(server: Server) -> None:
+    """`dimensions` and base64 work as they do for texts."""
     body = {"model": CLIP, "input": [{"image": DATA}], "dimensions": 2, "encoding_format": "base64"}
     (entry,) = (await server.call("POST", "/v1/embeddings", body)).json()["data"]
     cut = compute_vector(tokenize_item(SEEN), DIMENSION)[:2]
@@ -90,15 +90,15 @@ async def test_fields_of_vectors_hold_for_pictures(server: Server) -> None:
 
 
 async def test_headers_reach_the_fetcher(server: Server, album: Album) -> None:
-    """Those of the client, with each URL once."""
+    """The client's headers are sent for each URL, which is fetched once."""
     headers = {"authorization": "Bearer x"}
     body = {"model": CLIP, "input": [ONE, DATA, TWO], "modality": "image", "image_download_headers": headers}
     assert (await server.call("POST", "/v1/embeddings", body)).status == 200
     assert sorted(album.fetched) == sorted([(ONE, headers), (TWO, headers)])
 
 
-async def test_a_long_picture(server: Server) -> None:
-    """Above the size that is decoded in one go, in every form."""
+async def test_a_large_image(server: Server) -> None:
+    """In every format, above the size that is decoded at once."""
     data = FILE * 100_000
     uri = f"data:image/png;base64,{base64.b64encode(data).decode()}"
     for fields in (
@@ -112,8 +112,8 @@ async def test_a_long_picture(server: Server) -> None:
         assert answer.json()["data"][0]["embedding"] == pytest.approx(unit(Image(data)), abs=1e-6)
 
 
-async def test_many_short_pictures_leave_the_loop_to_others() -> None:
-    """What is decoded on the loop without a break is bounded for a request, not only for a text."""
+async def test_many_small_images_yield_to_the_loop() -> None:
+    """Decoding on the loop without a break is limited per request, not only per image."""
     text = base64.b64encode(FILE * 400).decode()
     count = 4 * INLINE_CHARACTERS // len(text)
     iterations = 0
@@ -170,7 +170,7 @@ PART = {"type": "image_url", "image_url": ONE}
 async def test_refused_before_anything_is_fetched(
     server: Server, album: Album, fields: dict[str, Any], param: str, words: str
 ) -> None:
-    """The field at fault is named; no URL was asked for."""
+    """The error names the field, and no URL was fetched."""
     answer = await server.call("POST", "/v1/embeddings", {"model": CLIP, **fields})
     error = answer.json()["error"]
     assert (answer.status, error["param"]) == (400, param), error
@@ -188,33 +188,33 @@ async def test_refused_before_anything_is_fetched(
         ({"input": [TEXT, "nan-item", {"image": DATA}, ""]}, "input", "'input[3]' is empty"),
     ],
 )
-async def test_a_picture_that_is_none_is_named(server: Server, fields: dict[str, Any], param: str, text: str) -> None:
-    """As the client called it, whatever stands beside it."""
+async def test_an_invalid_image_is_named(server: Server, fields: dict[str, Any], param: str, text: str) -> None:
+    """By the client's own field name, whatever else is in the request."""
     answer = await server.call("POST", "/v1/embeddings", {"model": CLIP, **fields})
     error = answer.json()["error"]
     assert (answer.status, error["param"]) == (400, param), error
     assert error["message"].startswith(text)
 
 
-async def test_too_much_in_all() -> None:
-    """A refusal of the whole list names no picture of it, and the fields of headers keep their name."""
-    async with family(CLIP, pictures=Album().pictures(max_bytes=40)) as server:
+async def test_total_size_of_images() -> None:
+    """An error about the whole list does not name a single image."""
+    async with family(CLIP, image_reader=Album().image_reader(max_bytes=40)) as server:
         answer = await server.call("POST", "/v1/embeddings", {"model": CLIP, "input": [ONE, TWO], "modality": "image"})
         assert answer.json()["error"]["message"].startswith("the images of this request have more than 40 bytes")
         assert answer.status == 400
 
 
-async def test_nothing_is_fetched_where_no_fetcher_is(album: Album) -> None:
-    """The default: a URL is refused, by its place; a picture inside the request is read."""
+async def test_no_fetcher(album: Album) -> None:
+    """The default: a URL is rejected with its place in the request; an inline image is read."""
     async with family(CLIP) as server:
         refused = await server.call("POST", "/v1/embeddings", {"model": CLIP, "input": [{"image": ONE}]})
         assert (refused.status, refused.json()["error"]["message"][:18]) == (400, "'input[0].image': ")
         assert (await server.call("POST", "/v1/embeddings", {"model": CLIP, "input": [{"image": DATA}]})).status == 200
 
 
-async def test_a_model_of_pictures_alone(album: Album) -> None:
-    """A text beside a picture is refused before that is fetched."""
-    async with family(CLIP, pictures=album.pictures(), facts={"modalities": ("image",)}) as server:
+async def test_an_image_only_model(album: Album) -> None:
+    """A text next to an image is rejected before the image is fetched."""
+    async with family(CLIP, image_reader=album.image_reader(), facts={"modalities": ("image",)}) as server:
         body = {"model": CLIP, "input": [{"image": ONE}, "a"]}
         answer = await server.call("POST", "/v1/embeddings", body)
         assert (answer.status, "only images" in answer.json()["error"]["message"]) == (400, True)
