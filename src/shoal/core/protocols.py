@@ -42,8 +42,7 @@ Tensors = Mapping[str, Array]
 WorkWeight = Literal["light", "usual", "heavy"]
 
 
-@dataclass(frozen=True, slots=True)
-class CostModel:
+class CostModel(msgspec.Struct, frozen=True):
     """Estimates a batch at about `fixed + per_token * padded tokens` seconds on one slot."""
 
     fixed: float = 0.001
@@ -53,8 +52,7 @@ class CostModel:
         return self.fixed + self.per_token * tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFacts:
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of one replica. The planner relies on them.
 
     `slots`: batches it can hold in flight; `parallel`: how many of them it computes in parallel (0: all), so that a
@@ -78,8 +76,8 @@ class EngineFacts:
     size_buckets: tuple[int, ...] = ()
     merges: bool = False
     precision: str = "f32"
-    cost: CostModel = field(default_factory=CostModel)
-    details: Mapping[str, Any] = field(default_factory=dict)
+    cost: CostModel = msgspec.field(default_factory=CostModel)
+    details: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 def round_up(value: int, buckets: Sequence[int]) -> int:

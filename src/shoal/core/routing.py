@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shoal.core.closing import close_all
 from shoal.core.protocols import (
@@ -49,8 +49,8 @@ class TaskRouter:
     def facts(self) -> ModelFacts:
         return self._facts
 
-    async def run(self, task: BatchTask, ctx: Context) -> Result:
-        return await self._runner_for(task.kind).run(task, ctx)
+    def run(self, task: BatchTask, ctx: Context) -> Coroutine[Any, Any, Result]:
+        return self._runner_for(task.kind).run(task, ctx)
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         return self._runner_for("generate").stream(task, ctx)

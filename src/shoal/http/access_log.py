@@ -14,24 +14,23 @@ from shoal.http.request import Request
 
 _log = logging.getLogger("shoal.access")
 
-_TEMPLATE = vars(logging.LogRecord(_log.name, logging.INFO, "", 0, "%s %s %d %.1f ms%s", (), None))
+_TEMPLATES = {
+    level: vars(logging.LogRecord(_log.name, level, "", 0, "%s %s %d %.1f ms%s", (), None))
+    for level in (logging.DEBUG, logging.INFO)
+}
+_EPOCH = _TEMPLATES[logging.INFO]["created"] - _TEMPLATES[logging.INFO]["relativeCreated"] / 1000
 
 
 class AccessRecord(logging.LogRecord):
     """A record with all attributes of LogRecord, plus those of `FIELDS` in shoal.observability.logs."""
 
     def __init__(self, level: int, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
-        created = time.time()  # the base's __init__ only sets what the template holds
-        self.__dict__ = {
-            **_TEMPLATE,
-            "levelno": level,
-            "levelname": logging.getLevelName(level),
-            "args": args,
-            "created": created,
-            "msecs": created % 1 * 1000,
-            "relativeCreated": _TEMPLATE["relativeCreated"] + (created - _TEMPLATE["created"]) * 1000,
-            **fields,
-        }
+        # The base's __init__ only sets what the template holds. A formatter reads `__dict__`.
+        values = self.__dict__ = _TEMPLATES[level] | fields
+        values["args"] = args
+        values["created"] = created = time.time()
+        values["msecs"] = created % 1 * 1000
+        values["relativeCreated"] = (created - _EPOCH) * 1000
 
 
 def log_request(request: Request, status: int, *, quiet: bool) -> None:

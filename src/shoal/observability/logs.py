@@ -14,7 +14,8 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
+from functools import lru_cache
 from typing import Any, Literal, TextIO
 
 import orjson
@@ -155,17 +156,24 @@ class _Writer:
             return f"{record.levelname.lower()} {record.name}: a record could not be formatted: {error!r}\n"
 
 
+@lru_cache(maxsize=2)
+def _format_second(second: int, zone: tzinfo | None, form: str) -> str:
+    """Format a time. Many lines share a second."""
+    return datetime.fromtimestamp(second, zone).strftime(form)
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object per line: time (UTC), level, logger, message, the FIELDS of the record, error."""
 
     def format(self, record: logging.LogRecord) -> str:
+        second, part = divmod(record.created, 1)
         entry: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "time": f"{_format_second(int(second), UTC, '%Y-%m-%dT%H:%M:%S')}.{int(part * 1000):03d}+00:00",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **_fields(record),
         }
-        entry.update(_fields(record))
         if record.exc_info:
             entry["error"] = self.formatException(record.exc_info)
         return _mask_secrets(orjson.dumps(entry, default=str).decode())
@@ -180,7 +188,8 @@ class TextFormatter(logging.Formatter):
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
+        second, part = divmod(record.created, 1)
+        time = f"{_format_second(int(second), None, '%H:%M:%S')}.{int(part * 1000):03d}"
         level = self._paint(_COLORS.get(record.levelname, "0"), f"{record.levelname.lower():<8}")
         fields = _fields(record)
         if record.name == ACCESS:

@@ -34,8 +34,6 @@ import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import (
-    HEADER_RE,
-    HEADER_VALUE_RE,
     STATUS_LINE,
     HttpToolsProtocol,
     RequestResponseCycle,
@@ -70,6 +68,8 @@ _AUTHORITY = re.compile(rb"[^/?#]*://([^/?#]*)")
 _FRAMING = {b"connection", b"content-length", b"transfer-encoding"}
 _CLOSE = (b"connection", b"close")
 _BODILESS = frozenset({204, 304})
+_HEADER_BYTES = bytes([*b"\t", *range(0x20, 0x7F), *range(0x80, 0x100)])
+_join_header = b": ".join
 
 
 class _ParserState(Enum):
@@ -485,12 +485,11 @@ class _Exchange:
         ):
             return False
         headers = [*cycle.default_headers, *headers]
-        names, values = zip(*headers, strict=True)
-        if HEADER_RE.search(b"".join(names)) or HEADER_VALUE_RE.search(b"".join(values)):
-            return False  # uvicorn rejects it, by the same patterns
-        head = b"".join([b"%b: %b\r\n" % header for header in headers])
+        head = b"\r\n".join(map(_join_header, headers))
+        if len(head.translate(None, _HEADER_BYTES)) != 2 * (len(headers) - 1):
+            return False  # a control character beside the line ends, which uvicorn rejects
         cycle.response_started = cycle.response_complete = True
-        self._transport.write(b"%b%bcontent-length: %d\r\n\r\n%b" % (STATUS_LINE[status], head, len(body), body))
+        self._transport.write(b"%b%b\r\ncontent-length: %d\r\n\r\n%b" % (STATUS_LINE[status], head, len(body), body))
         cycle.message_event.set()
         cycle.on_response()
         return True

@@ -144,9 +144,14 @@ def word_id(word: str) -> int:
 
 def compute_vector(ids: Sequence[int], dimension: int) -> Array:
     """Return the vector of a token sequence: float32 [dimension], each value a byte of the hash of the ids."""
-    seed = np.asarray(ids, dtype="<i8").tobytes()
-    digest = hashlib.shake_128(seed).digest(dimension)
-    return np.frombuffer(digest, dtype=np.uint8).astype(np.float32)
+    vector: Array = _compute_vectors([np.asarray(ids)], dimension)[0]
+    return vector
+
+
+def _compute_vectors(rows: Sequence[Array], dimension: int) -> Array:
+    """Return the vectors of several token sequences: float32 [n, dimension]."""
+    digests = [hashlib.shake_128(ids.astype("<i8", copy=False).data).digest(dimension) for ids in rows]
+    return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(rows), dimension).astype(np.float32)
 
 
 def image_word(image: Image) -> str:
@@ -237,8 +242,10 @@ class FakePipeline:
 
     def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> list[Row | ShoalError]:
         rows: list[Row | ShoalError] = []
-        for row, item in zip(outputs["embedding"], batch, strict=False):
-            if not np.isfinite(row).all():
+        vectors = outputs["embedding"]
+        finite: list[bool] = np.isfinite(vectors).all(axis=1).tolist()  # type: ignore[assignment]  # one a row
+        for row, is_finite, item in zip(vectors, finite, batch, strict=False):
+            if not is_finite:
                 rows.append(NotFinite("the model answered NaN for this input"))
             elif isinstance(item.extra, _VectorOptions):
                 rows.append(item.extra.select(row, item.tensors["ids"].tolist()))
@@ -316,9 +323,10 @@ class FakeEngine:
         self.running += 1
         try:
             seconds = self._script.delay_ms / 1e3 + self._script.token_us / 1e6 * ids.size
-            async with asyncio.timeout(deadline - asyncio.get_running_loop().time()):
-                async with self._cores:
-                    await asyncio.sleep(seconds)
+            if seconds:
+                async with asyncio.timeout(deadline - asyncio.get_running_loop().time()):
+                    async with self._cores:
+                        await asyncio.sleep(seconds)
         except TimeoutError:
             raise DeadlineExceeded("the engine did not answer in time") from None
         except asyncio.CancelledError:
@@ -326,20 +334,22 @@ class FakeEngine:
             raise
         finally:
             self.running -= 1
-        self._fail_as_scripted(ids)
-        rows = np.stack([compute_vector(row[row > 0].tolist(), self._script.dimension) for row in ids])
-        rows[(ids == self._trigger_ids["nan"]).any(axis=1)] = np.nan
+        tokens = set(ids.ravel().tolist())
+        self._fail_as_scripted(ids.size, tokens)
+        rows = _compute_vectors([row[row > 0] for row in ids], self._script.dimension)
+        if self._trigger_ids["nan"] in tokens:
+            rows[(ids == self._trigger_ids["nan"]).any(axis=1)] = np.nan
         return {"embedding": rows}
 
-    def _fail_as_scripted(self, ids: Array) -> None:
+    def _fail_as_scripted(self, size: int, tokens: set[int]) -> None:
         if not self.online:
             raise TransportFailed("the replica is gone")
-        if self.broken or (ids == self._trigger_ids["poison"]).any():
+        if self.broken or self._trigger_ids["poison"] in tokens:
             raise EngineFailed("the engine failed without a reason")
-        if (ids == self._trigger_ids["reject"]).any():
+        if self._trigger_ids["reject"] in tokens:
             raise InputRejected("the engine refused an input")
-        if self._script.memory_tokens and ids.size > self._script.memory_tokens:
-            raise OutOfMemory(f"{ids.size} tokens do not fit into memory")
+        if self._script.memory_tokens and size > self._script.memory_tokens:
+            raise OutOfMemory(f"{size} tokens do not fit into memory")
 
 
 CHAT_TEMPLATE = "{{ messages[-1].content }}"

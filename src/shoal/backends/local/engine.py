@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
+
+import msgspec
 
 from shoal.backends.local.shapes import Shape, WarmUp, is_probe
 from shoal.backends.local.slots import Slots
@@ -179,7 +180,7 @@ class LocalEngine:
             await self._run_everywhere(lanes.wide, shape)
         warm.record(shape, times)
         if warm.cost != self.facts.cost:
-            self.facts = replace(self.facts, cost=warm.cost)
+            self.facts = msgspec.structs.replace(self.facts, cost=warm.cost)
         return True
 
     async def _run_everywhere(self, slots: Slots, shape: Shape) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -172,7 +171,7 @@ class UpstreamEngine(PresenceMixin):
                 if limit is None or limit >= len(items):
                     break
                 logger.info("%s accepts at most %d texts at once: limiting batches to that", self.facts.name, limit)
-                self.facts = replace(self.facts, max_batch_size=min(limit, self.facts.max_batch_size))
+                self.facts = msgspec.structs.replace(self.facts, max_batch_size=min(limit, self.facts.max_batch_size))
                 return None
         raise engine_error(answer, self.client.base)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from shoal.backends.base.items import to_items
@@ -185,7 +185,7 @@ class TeiEngine(PresenceMixin):
         """Send at most `limit` inputs per call from now on."""
         logger.info("%s accepts at most %d inputs at once: limiting batches to that", self._name, limit)
         self._refused_size = limit
-        self.facts = replace(self.facts, max_batch_size=min(limit, self.facts.max_batch_size))
+        self.facts = msgspec.structs.replace(self.facts, max_batch_size=min(limit, self.facts.max_batch_size))
 
     def _check_rows(self, name: str, rows: Array, params: Mapping[str, Any]) -> Array:
         """Return the rows, cut to the requested dimension. Raises UpstreamFailed if their width is not the model's."""

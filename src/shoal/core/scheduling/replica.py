@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
 
 import msgspec
@@ -67,7 +66,7 @@ class Replica:
             self._facts = None
         if self._facts is None:
             most = self._max_batch_tokens if self._max_batch_tokens is not None else stated.max_batch_tokens
-            self._facts = replace(stated, cost=self._cost.model, max_batch_tokens=most)
+            self._facts = msgspec.structs.replace(stated, cost=self._cost.model, max_batch_tokens=most)
         return self._facts
 
     def is_usable(self, now: float) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from shoal.backends.fake.model import FakeEngine, FakeScript, word_id
@@ -26,7 +27,7 @@ class Merging(FakeEngine):
 
     def __init__(self, script: FakeScript) -> None:
         super().__init__(replace(script, poison="none"), "merging")
-        self.facts = replace(self.facts, merges=True)
+        self.facts = msgspec.structs.replace(self.facts, merges=True)
         self.flights: list[Array] = []
         self.hurt = 0
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 
+import msgspec
 import pytest
 
 from shoal.backends.fake.model import FakeScript
@@ -103,7 +104,7 @@ def overload(times: float, deadline: float, *, stated: CostModel | None = None) 
     async def main() -> Seen:
         lane = make_lane(SCRIPT, max_queue_s=1.0)
         if stated is not None:
-            engine(lane).facts = replace(engine(lane).facts, cost=stated)
+            engine(lane).facts = msgspec.structs.replace(engine(lane).facts, cost=stated)
         seen = Seen()
         await offer(lane, seen, rate, SECONDS, deadline)
         return seen

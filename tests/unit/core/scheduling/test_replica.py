@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
+import msgspec
 import pytest
 
 from shoal.backends.fake.model import FakeEngine, FakeScript
@@ -141,7 +140,7 @@ def test_memory_is_remembered_as_half_of_what_failed() -> None:
 def test_the_stated_limit_applies_until_memory_runs_out() -> None:
     """The engine's stated limit applies until a failure lowers it."""
     one, engine = replica()
-    engine.facts = replace(engine.facts, max_batch_tokens=700)
+    engine.facts = msgspec.structs.replace(engine.facts, max_batch_tokens=700)
     assert one.facts.max_batch_tokens == 700
     one.shrink(600)
     assert one.facts.max_batch_tokens == 300
@@ -153,11 +152,11 @@ def test_facts_that_an_engine_changes_are_taken_over() -> None:
     for _ in range(200):
         one.record_batch(32, 0.1)
     learnt = one.facts.cost
-    engine.facts = replace(engine.facts, slots=4)
+    engine.facts = msgspec.structs.replace(engine.facts, slots=4)
     assert (one.facts.slots, one.facts.cost) == (4, learnt)
     run(one, 3)
     assert one.is_free(0.0)
-    engine.facts = replace(engine.facts, cost=CostModel(0.5, 0.5))
+    engine.facts = msgspec.structs.replace(engine.facts, cost=CostModel(0.5, 0.5))
     assert one.facts.cost == CostModel(0.5, 0.5)
 
 
