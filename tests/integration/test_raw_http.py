@@ -59,6 +59,7 @@ REFUSED_BY_RULES = {
     "two classes": POST + HOST + b"X-Shoal-Class: bulk\r\nX-Shoal-Class: interactive\r\n" + CONTENT,
     "junk behind the port": POST + b"Host: 127.0.0.1:80@evil.com\r\n" + CONTENT,
     "junk behind the address": POST + b"Host: [::1]evil.com\r\n" + CONTENT,
+    "a host in the target alone": POST.replace(b"/v1", b"http://localhost/v1") + CONTENT,
     "another host in the target": POST.replace(b"/v1", b"http://evil.example/v1") + HOST + CONTENT,
     "a coding that is not decoded": POST + HOST + CHUNKS.replace(b"chunked", b"gzip, chunked") + b"\r\n",
 }

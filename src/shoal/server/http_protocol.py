@@ -223,9 +223,14 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        authority = _AUTHORITY.match(self.url)
-        if authority is not None and all(authority[1].lower() != host.lower() for host in self._hosts()):
-            # The target also names a host. Header checks then see both values, and reject two.
+        authority, hosts = _AUTHORITY.match(self.url), self._hosts()
+        if (
+            authority is not None
+            and (hosts or self.parser.get_http_version() == "1.0")
+            and all(authority[1].lower() != host.lower() for host in hosts)
+        ):
+            # The target also names a host. Header checks then see both values, and reject two; but HTTP/1.1 requires
+            # the header itself (RFC 9112, section 3.2).
             self.headers.append((b"host", authority[1]))
         super().on_headers_complete()
         self.headers = []  # receives the trailers, which are not used: they must not override the headers
