@@ -293,7 +293,16 @@ async def test_keyless_admin_from_elsewhere(changed: dict[str, Any]) -> None:
         *("Ngrok-Auth-User-Email", "Tailscale-User-Login", "X-ProxyUser-Ip", "WL-Proxy-Client-IP", "Client-IP"),
         *("X-Forwarded", "X-Forwarder-For", "X-Goog-IAP-JWT-Assertion", "X-Original-URL", "Proxy-Connection"),
         *("X-Scheme", "X-URL-Scheme", "X-Real-Port", "Front-End-Https", "X-Varnish", "Surrogate-Capability"),
-        *("Incap-Client-IP", "X-Sucuri-ClientIP"),
+        *(
+            "Incap-Client-IP",
+            "X-Sucuri-ClientIP",
+            "Proxy-Client-IP",
+            "X-NginX-Proxy",
+            "X-BlueCoat-Via",
+            "Z-Forwarded-For",
+        ),
+        *("Client-Cert", "X-SSL-Client-Verify", "Remote-User", "X-Remote-User", "X-WebAuth-User"),
+        *("X-Auth-Request-User", "X-Authentik-Username"),
     ],
 )
 async def test_keyless_admin_behind_a_proxy(name: str) -> None:

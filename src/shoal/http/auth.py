@@ -20,6 +20,8 @@ PROXY_HEADERS = frozenset(
     {
         b"akamai-origin-hop",
         b"cdn-loop",
+        b"client-cert",
+        b"client-cert-chain",
         b"client-ip",
         b"do-connecting-ip",
         b"fastly-client-ip",
@@ -31,8 +33,10 @@ PROXY_HEADERS = frozenset(
         b"incap-client-ip",
         b"max-forwards",
         b"proxy-authorization",
+        b"proxy-client-ip",
         b"proxy-connection",
         b"real-ip",
+        b"remote-user",
         b"surrogate-capability",
         b"true-client-ip",
         b"via",
@@ -44,11 +48,13 @@ PROXY_HEADERS = frozenset(
         b"x-azure-clientip",
         b"x-azure-fdid",
         b"x-azure-socketip",
+        b"x-bluecoat-via",
         b"x-client-ip",
         b"x-cloud-trace-context",
         b"x-cluster-client-ip",
         b"x-coming-from",
         b"x-host",
+        b"x-nginx-proxy",
         b"x-original-host",
         b"x-original-url",
         b"x-proxyuser-ip",
@@ -56,16 +62,19 @@ PROXY_HEADERS = frozenset(
         b"x-real-port",
         b"x-remote-addr",
         b"x-remote-ip",
+        b"x-remote-user",
         b"x-rewrite-url",
         b"x-scheme",
         b"x-true-ip",
         b"x-url-scheme",
         b"x-varnish",
+        b"x-webauth-user",
+        b"z-forwarded-for",
     }
 )
 PROXY_PREFIXES = (
-    *(b"cf-", b"fastly-", b"ngrok-", b"tailscale-", b"x-envoy-", b"x-forward", b"x-goog-iap-", b"x-nf-"),
-    *(b"x-original-forwarded-", b"x-proxy-", b"x-sucuri-", b"x-vercel-"),
+    *(b"cf-", b"fastly-", b"ngrok-", b"tailscale-", b"x-auth-request-", b"x-authentik-", b"x-envoy-", b"x-forward"),
+    *(b"x-goog-iap-", b"x-nf-", b"x-original-forwarded-", b"x-proxy-", b"x-ssl-client-", b"x-sucuri-", b"x-vercel-"),
 )
 """Headers that proxies, load balancers, CDNs and tunnels add. A proxy on this machine hides its remote clients."""
 
