@@ -121,3 +121,26 @@ async def test_an_id_outside_the_vocabulary(install: Install) -> None:
     answer = await ask(serve_alias(), [9906, 5], ALIAS)
     assert answer.status == 400
     assert "a token id that the vocabulary cl100k_base does not contain" in answer.json()["error"]["message"]
+
+
+async def test_pooling_follows_the_same_rules(install: Install) -> None:
+    """Its vectors are as wrong for ids of another tokenizer."""
+    body = {"model": ALIAS, "input": [IDS]}
+    refused = await serve().call("POST", "/pooling", {**body, "model": MODEL})
+    assert (refused.status, refused.json()["error"]["param"]) == (400, "input")
+    taken = await serve(token_ids="accept").call("POST", "/pooling", {**body, "model": MODEL})
+    assert (taken.status, taken.headers["x-shoal-token-ids"]) == (200, "taken")
+    unknown = await serve_alias(token_ids="accept").call("POST", "/pooling", body)
+    assert (unknown.status, "cl100k_base" in unknown.json()["error"]["message"]) == (400, True)
+    install(True)
+    server = serve_alias()
+    decoded = await server.call("POST", "/pooling", body)
+    assert (decoded.status, decoded.headers["x-shoal-token-ids"]) == (200, "decoded")
+    assert server.runner.tasks[0].inputs == ["Hello world"]
+
+
+async def test_tei_says_that_it_took_ids() -> None:
+    """TEI's clients have the model's own ids from /tokenize."""
+    answer = await serve().call("POST", "/embed", {"inputs": [IDS, "text"]})
+    assert (answer.status, answer.headers["x-shoal-token-ids"]) == (200, "taken")
+    assert "x-shoal-token-ids" not in (await serve().call("POST", "/embed", {"inputs": "text"})).headers

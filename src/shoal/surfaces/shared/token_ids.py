@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from shoal.errors import InvalidValue, Unsupported
 from shoal.http.request import Headers
-from shoal.surfaces.shared.input_parsing import Input
+from shoal.surfaces.shared.input_parsing import ImageReference
+from shoal.types import TextItem
 
 if TYPE_CHECKING:
     from shoal.core.registry import ModelCard
@@ -30,16 +31,20 @@ HEADER_DOCS = {
     HEADER: "How token ids were read. taken: as the model's own. decoded: with the vocabulary of OpenAI's model of "
     "that name."
 }
+TAKEN: Headers = [(HEADER.encode(), b"taken")]
+DECODED: Headers = [(HEADER.encode(), b"decoded")]
 ALTERNATIVE = (
     "send text: in LangChain's OpenAIEmbeddings, which sends tiktoken's ids, set check_embedding_ctx_length=False"
 )
+
+AnyInput = TypeVar("AnyInput", TextItem, TextItem | ImageReference)
 
 _loading = threading.Lock()
 
 
 async def resolve_token_ids(
-    inputs: list[Input], name: str, card: ModelCard, policy: Literal["accept", "refuse"]
-) -> tuple[list[Input], Headers]:
+    inputs: list[AnyInput], name: str, card: ModelCard, policy: Literal["accept", "refuse"]
+) -> tuple[list[AnyInput], Headers]:
     """Return the inputs for the model, and a header that says how token ids were used. `name` is as requested.
 
     Raises Unsupported if the meaning of the ids is unknown, and InvalidValue for ids that the table does not have.
@@ -48,20 +53,16 @@ async def resolve_token_ids(
     if not ids:
         return inputs, []
     if card.facts is not None and card.facts.knows_token_ids:
-        return inputs, _build_header(b"taken")
+        return inputs, TAKEN
     if name in TABLES:
-        return list(await asyncio.to_thread(_decode, ids, TABLES[name])), _build_header(b"decoded")
+        return list(await asyncio.to_thread(_decode, ids, TABLES[name])), DECODED
     if policy == "refuse":
         raise Unsupported(
             f"token ids are rejected, since most clients use another tokenizer than this model's: {ALTERNATIVE} (to "
             "accept ids of the model's own tokenizer, the operator sets token_ids to accept)",
             param="input",
         )
-    return inputs, _build_header(b"taken")
-
-
-def _build_header(how: bytes) -> Headers:
-    return [(HEADER.encode(), how)]
+    return inputs, TAKEN
 
 
 def _decode(ids: Sequence[list[Any]], table: str) -> list[str]:

@@ -13,7 +13,7 @@ from shoal.core.similarity import cosines
 from shoal.errors import EmptyInput, InvalidValue, ShoalError, WrongType
 from shoal.http.json import decoder
 from shoal.http.request import Body, Options, Reply, Request
-from shoal.surfaces.shared import default_models, matrices, vector_encoding
+from shoal.surfaces.shared import default_models, matrices, token_ids, vector_encoding
 from shoal.surfaces.shared.task_runs import run_task
 from shoal.surfaces.tei import replies, token_vectors, wire
 from shoal.types import Embed, Embedded, TextItem, VectorKind
@@ -121,7 +121,10 @@ class TeiEmbed:
 
 
 def _build_reply(request: Request, card: ModelCard, inputs: Sequence[TextItem], result: Embedded, body: Body) -> Reply:
-    return Reply(200, replies.build_headers(request, card, replies.count_characters(inputs), result), body)
+    headers = replies.build_headers(request, card, replies.count_characters(inputs), result)
+    if list in set(map(type, inputs)):
+        headers += token_ids.TAKEN
+    return Reply(200, headers, body)
 
 
 def _name_sentence(error: ShoalError) -> ShoalError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import TooManyInputs
 from shoal.http.request import JSON, Headers, Request
-from shoal.surfaces.shared import batch_headers
+from shoal.surfaces.shared import batch_headers, token_ids
 from shoal.surfaces.tei import wire
 from shoal.types import Direction, Result
 
@@ -29,7 +29,7 @@ _TIMING_DOCS = {
     "x-queue-time": "Milliseconds of waiting for a batch.",
     "x-inference-time": "Milliseconds of the batch.",
 }
-HEADER_DOCS = {**batch_headers.HEADER_DOCS, **_TIMING_DOCS}
+HEADER_DOCS = {**batch_headers.HEADER_DOCS, **token_ids.HEADER_DOCS, **_TIMING_DOCS}
 
 
 def check_count(count: int, limit: int) -> None:

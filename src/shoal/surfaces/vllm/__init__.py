@@ -10,7 +10,7 @@ from shoal.errors import EmptyInput, InvalidValue, ShoalError, WrongType
 from shoal.http.errors import OpenAIError, render_error
 from shoal.http.json import decoder
 from shoal.http.request import Options, Reply, Request
-from shoal.surfaces.shared import batch_headers, default_models, ranking, truncation
+from shoal.surfaces.shared import batch_headers, default_models, ranking, token_ids, truncation
 from shoal.surfaces.shared.input_parsing import check_count
 from shoal.surfaces.shared.task_runs import run_task
 from shoal.surfaces.vllm import score_replies
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
 
 _ERRORS: dict[int, Any] = dict.fromkeys((400, 404, 429, 500, 502, 503, 504), OpenAIError)
+_POOLING_HEADER_DOCS = {**batch_headers.HEADER_DOCS, **token_ids.HEADER_DOCS}
 _SIDES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 _QUESTION = "What is a shoal?"
 
@@ -38,7 +39,7 @@ class Scoring:
         score, classify, pooling = (
             _ScoreEndpoint(gateway, limit),
             _ClassifyEndpoint(gateway, limit),
-            Pooling(gateway, limit),
+            Pooling(gateway, self._options),
         )
         answers = ["A group of fish.", "A kind of bread."]
         table: list[tuple[str, Any, str, Any, Any, Any]] = [
@@ -76,7 +77,7 @@ class Scoring:
                 request=request,
                 response=response,
                 errors=_ERRORS,
-                headers=batch_headers.HEADER_DOCS,
+                headers=batch_headers.HEADER_DOCS if path != "/pooling" else _POOLING_HEADER_DOCS,
                 example=example,
             )
             for path, endpoint, summary, request, response, example in table

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidValue, ModelNotFound, ModelNotReady, Unsupported
 from shoal.http.json import decoder
-from shoal.http.request import Body, Reply, Request
+from shoal.http.request import Body, Headers, Options, Reply, Request
 from shoal.surfaces.shared import (
     default_models,
     input_parsing,
     matrices,
+    token_ids,
     truncation,
     vector_encoding,
     vector_kinds,
@@ -26,21 +27,26 @@ if TYPE_CHECKING:
 
 
 class Pooling:
-    def __init__(self, gateway: Gateway, limit: int) -> None:
+    def __init__(self, gateway: Gateway, options: Options) -> None:
         self._gateway = gateway
-        self._limit = limit
-        self._decode = decoder.Decoder(PoolingRequest, "scoring", limit)
+        self._limit = options.max_inputs
+        self._token_ids = options.token_ids
+        self._decode = decoder.Decoder(PoolingRequest, "scoring", options.max_inputs)
 
     async def __call__(self, request: Request) -> Reply:
         payload = await self._decode.decode_async(request.body)
         inputs = input_parsing.parse_texts(payload.input, self._limit)
         card = await self._find_model(request, payload)
         result: Result
+        token_headers: Headers = []
         if payload.task == "classify" or (payload.task is None and not _can_embed(card)):
             result = await run_task(self._gateway, request, _build_classify(payload, card, inputs))
             rows: Array = result.scores
             token_rows: list[Array] = []
         else:
+            inputs, token_headers = await token_ids.resolve_token_ids(
+                inputs, payload.model or "", card, self._token_ids
+            )
             result = await run_task(self._gateway, request, _build_embed(payload, card, inputs))
             rows, token_rows = result.vectors, result.token_vectors or result.multi_vectors
             matrices.check_matrices(token_rows, "input")
@@ -48,7 +54,8 @@ class Pooling:
         body = await (
             _encode_token_rows(token_rows, base64=base64) if token_rows else _encode_rows(rows, base64=base64)
         )
-        return score_replies.build_reply(request, "pool", card.name, body, result)
+        reply = score_replies.build_reply(request, "pool", card.name, body, result)
+        return Reply(reply.status, [*reply.headers, *token_headers], reply.body)
 
     async def _find_model(self, request: Request, payload: PoolingRequest) -> ModelCard:
         """Find the named model, else the task's default.
