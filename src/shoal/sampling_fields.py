@@ -16,7 +16,7 @@ SAMPLING_FIELDS = (
 """The fields of `shoal.types.Sampling`, spelled out so that settings need not import numpy."""
 
 OTHER_NAMES = (
-    *("top_logprobs", "best_of", "tools", "tool_choice", "response_format", "format", "text"),
+    *("max_completion_tokens", "top_logprobs", "best_of", "tools", "tool_choice", "response_format", "format", "text"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
 )
 """What APIs call these fields, or fields that a model may not support either."""
@@ -42,6 +42,10 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "xtc_probability": (0,),
     "dry_multiplier": (0,),
     "repeat_penalty": (1,),
+    "repeat_last_n": (64, -1),
+    "penalize_newline": (True,),
+    "n_predict": (-1,),
+    "n_probs": (0,),
     "samplers": (),
     "grammar": ("",),
     "json_schema": (),
@@ -57,10 +61,50 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "guidance_scale": (1,),
     "decoder_input_details": (False,),
     "watermark": (False,),
+    "max_new_tokens": (),
+    "encoder_repetition_penalty": (1,),
+    "dynamic_temperature": (False,),
+    "temperature_last": (False,),
+    # SGLang
+    "regex": (),
+    "ebnf": (),
+    "stop_regex": ([],),
 }
 """Sampling fields of other servers that no model here supports, with the values that have no effect.
 
 They would change the answer, so they are rejected by name. A remote OpenAI-compatible server receives them unchanged.
+"""
+
+FIELDS_OF_OTHER_APIS: Mapping[str, tuple[Any, ...]] = {
+    "max_tokens": (-1,),
+    "max_completion_tokens": (-1,),
+    "min_tokens": (0,),
+    "temperature": (1,),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "seed": (),
+    "logit_bias": ({},),
+    "stop": ("", []),
+    "stop_token_ids": ([],),
+    "include_stop_str_in_output": (False,),
+    "ignore_eos": (False,),
+    "bad_words": ([],),
+    "skip_special_tokens": (True,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+}
+"""Sampling fields that some API here has, with the values that have no effect.
+
+Where another API lacks one, it would be dropped silently; so it is rejected there, as the fields above.
 """
 
 if TYPE_CHECKING:

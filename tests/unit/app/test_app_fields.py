@@ -11,8 +11,9 @@ import pytest
 from shoal.app import App, open_app
 from shoal.config import load
 from shoal.http.json.unsupported import KNOWN_FIELDS
-from shoal.sampling_fields import UNSUPPORTED_FIELDS
+from shoal.sampling_fields import FIELDS_OF_OTHER_APIS, UNSUPPORTED_FIELDS
 from shoal.surfaces.ollama.chat_requests import UNSUPPORTED_OPTIONS
+from shoal.surfaces.openai.wire_responses import ResponsesRequest
 from tests.surfaces.surface_kit import Answer, Exchange, request_scope
 
 SAID = [{"role": "user", "content": "one two"}]
@@ -78,6 +79,15 @@ async def test_unsupported_samplers_are_refused(app: App, path: str) -> None:
             answer = await post(app, path, {**GENERATION[path], name: value})
             assert answer.status == 200, (name, value, answer.body)
     assert (await post(app, path, {**GENERATION[path], "made_up": 5})).status == 200
+
+
+async def test_sampling_fields_that_responses_lack(app: App) -> None:
+    """Chat completions have them, so they are refused by name and never dropped silently."""
+    path = "/v1/responses"
+    for name in FIELDS_OF_OTHER_APIS.keys() - set(ResponsesRequest.__struct_fields__):
+        assert_refused(await post(app, path, {**GENERATION[path], name: "something"}), name)
+        for value in (None, *FIELDS_OF_OTHER_APIS[name]):
+            assert (await post(app, path, {**GENERATION[path], name: value})).status == 200, (name, value)
 
 
 @pytest.mark.parametrize("path", OLLAMA)

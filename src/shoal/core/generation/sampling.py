@@ -10,10 +10,11 @@ import msgspec
 
 from shoal.decoding import converter
 from shoal.errors import Unsupported
-from shoal.sampling_fields import UNSUPPORTED_FIELDS, WIRE_NAMES
+from shoal.sampling_fields import FIELDS_OF_OTHER_APIS, UNSUPPORTED_FIELDS, WIRE_NAMES
 from shoal.types import Guide, Sampling
 
 _SAMPLING = converter(Sampling)
+_KNOWN = {**UNSUPPORTED_FIELDS, **FIELDS_OF_OTHER_APIS}
 
 logger = logging.getLogger("shoal.core")
 
@@ -80,15 +81,15 @@ def merge_sampling(
 
 
 def check_unsupported_fields(extras: Mapping[str, msgspec.Raw], ignore: Collection[str], *, ignored: list[str]) -> None:
-    """Raise Unsupported for a field of UNSUPPORTED_FIELDS with an effective value. If it is in `ignore`, append its
-    name to `ignored` instead."""
-    for name in extras.keys() & UNSUPPORTED_FIELDS.keys():
-        if is_neutral(extras[name], UNSUPPORTED_FIELDS[name]):
+    """Raise Unsupported for a known field with an effective value that no model here, or not the request's API,
+    supports. If it is in `ignore`, append its name to `ignored` instead."""
+    for name in extras.keys() & _KNOWN.keys():
+        if is_neutral(extras[name], _KNOWN[name]):
             continue
         if name not in ignore:
+            where = "no model here supports" if name in UNSUPPORTED_FIELDS else "this API does not have"
             raise Unsupported(
-                f"no model here supports {name!r}: omit it (the operator can ignore it with ignore_parameters)",
-                param=name,
+                f"{where} {name!r}: omit it (the operator can ignore it with ignore_parameters)", param=name
             )
         ignored.append(name)
 

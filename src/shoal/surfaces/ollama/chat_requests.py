@@ -12,7 +12,7 @@ from shoal.core.generation.sampling import is_neutral
 from shoal.durations import parse_duration
 from shoal.errors import InvalidValue, Unsupported
 from shoal.http.json.extras import check_depth
-from shoal.sampling_fields import UNSUPPORTED_FIELDS
+from shoal.sampling_fields import FIELDS_OF_OTHER_APIS, UNSUPPORTED_FIELDS
 from shoal.surfaces.ollama import wire
 from shoal.types import Generate, Guide, Message, Part, Sampling, Tool, ToolCall
 
@@ -21,9 +21,11 @@ _NAMES = {"repetition_penalty": "repeat_penalty"}
 _LEVELS = ("low", "medium", "high", "max")
 _MAX_SHOWN = 64
 UNSUPPORTED_OPTIONS = {
-    name: neutral for name, neutral in UNSUPPORTED_FIELDS.items() if name not in wire.OllamaOptions.__struct_fields__
+    name: neutral
+    for name, neutral in {**UNSUPPORTED_FIELDS, **FIELDS_OF_OTHER_APIS}.items()
+    if name not in wire.OllamaOptions.__struct_fields__
 }
-"""Options that no model here supports, with the values that have no effect."""
+"""Options that no model here, or not Ollama's API, supports, with the values that have no effect."""
 
 _OPTIONS = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
