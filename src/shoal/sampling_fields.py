@@ -69,6 +69,8 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "regex": (),
     "ebnf": (),
     "stop_regex": ([],),
+    # NVIDIA NIM
+    "nvext": ({},),
 }
 """Sampling fields of other servers that no model here supports, with the values that have no effect.
 

@@ -139,8 +139,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: Annotated[
         Literal["refuse", "accept"],
         _server(
-            "Token ids as input of /v1/embeddings: refuse them, since most clients use OpenAI's tokenizer, or "
-            "accept them as the model's own."
+            "Token ids as input of /v1/embeddings and /pooling: refuse them, since most clients use OpenAI's "
+            "tokenizer, or accept them as the model's own."
         ),
     ] = "refuse"
     tei_metrics: Annotated[
