@@ -49,7 +49,7 @@ CHECKS: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("stop", "nothing"), 1, r"""Error: couldn't find model "nothing" to stop"""),
     (("pull", "all-minilm"), 0, r"success"),
     (("pull", "llama3.2:1b"), 1, r"Error: .*'llama3\.2:1b' is a name in Ollama's library.* hf\.co/org/name"),
-    (("pull", "mistral:7b"), 1, r"Error: .*name of Ollama's library"),
+    (("pull", "mistral:7b"), 1, r"Error: .*name in Ollama's library"),
     (("cp", "talker", "other"), 1, r"^Error: This server does not copy models"),
     (("push", "talker"), 1, r"^Error: This server has no accounts: it neither pushes models"),
     (("signin",), 1, r"^Error: This server has no accounts: it neither pushes"),

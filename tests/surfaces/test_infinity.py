@@ -104,6 +104,21 @@ async def test_health_returns_the_time() -> None:
         assert (await server.call("GET", "/health")).status == 503
 
 
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+async def test_requests_without_raw_scores(prefix: str) -> None:
+    """Under the preset, the original's published requests get its replies: documents are texts, only on request."""
+    ranked = {"model": RERANKER, "query": "q", "documents": ["a", "b"]}
+    async with family(RERANKER, CLASSIFIER, **INFINITY) as server:
+        plain = (await server.call("POST", f"{prefix}/rerank", ranked)).json()
+        shown = (await server.call("POST", f"{prefix}/rerank", {**ranked, "return_documents": True})).json()
+        classes = (await server.call("POST", f"{prefix}/classify", {"model": CLASSIFIER, "input": ["a"]})).json()
+    assert plain["object"] == shown["object"] == "rerank"
+    assert all("document" not in each for each in plain["results"])
+    assert {each["document"] for each in shown["results"]} == {"a", "b"}
+    assert classes["object"] == "classify"
+    assert [set(each) for each in classes["data"][0]] == [{"score", "label"}] * len(classes["data"][0])
+
+
 async def test_without_the_preset() -> None:
     """Lists have OpenAI's owner, and /health is two bytes of text."""
     async with family(EMBEDDER) as server:

@@ -124,8 +124,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     status_dialect: Annotated[
         Literal["shoal", "infinity"],
         _server(
-            "Format of /health and of model lists. With infinity, lists also have Infinity's `stats` and "
-            "`capabilities`, and /models omits models that are not served."
+            "Format of /health, model lists, /rerank and /classify. With infinity, lists also have Infinity's `stats` "
+            "and `capabilities`, and /models omits models that are not served."
         ),
     ] = "shoal"
     batch_info: Annotated[bool, _server("Include batch details in answers of auto-batching-proxy's /embed.")] = False

@@ -13,6 +13,8 @@ from shoal.config import load
 from shoal.http.json.unsupported import KNOWN_FIELDS
 from shoal.sampling_fields import FIELDS_OF_OTHER_APIS, UNSUPPORTED_FIELDS
 from shoal.surfaces.ollama.chat_requests import UNSUPPORTED_OPTIONS
+from shoal.surfaces.ollama.wire import OllamaOptions
+from shoal.surfaces.openai.wire_chat import ChatRequest, CompletionRequest
 from shoal.surfaces.openai.wire_responses import ResponsesRequest
 from tests.surfaces.surface_kit import Answer, Exchange, request_scope
 
@@ -26,6 +28,13 @@ OLLAMA: dict[str, dict[str, Any]] = {
     "/api/chat": {"model": "fake", "messages": SAID, "stream": False},
     "/api/generate": {"model": "fake", "prompt": "one two", "stream": False},
 }
+OWN_FIELDS: dict[str, frozenset[str]] = {
+    "/v1/chat/completions": frozenset(ChatRequest.__struct_fields__),
+    "/v1/completions": frozenset(CompletionRequest.__struct_fields__),
+    "/v1/responses": frozenset(ResponsesRequest.__struct_fields__),
+    **dict.fromkeys(OLLAMA, frozenset(OllamaOptions.__struct_fields__)),
+}
+"""The fields that each API has: the tests of its route cover them."""
 OTHERS: dict[str, dict[str, dict[str, Any]]] = {
     "openai": {"/v1/embeddings": {"model": "fake", "input": "one"}, "/embeddings": {"model": "fake", "input": "one"}},
     "rerank": {
@@ -81,13 +90,27 @@ async def test_unsupported_samplers_are_refused(app: App, path: str) -> None:
     assert (await post(app, path, {**GENERATION[path], "made_up": 5})).status == 200
 
 
-async def test_sampling_fields_that_responses_lack(app: App) -> None:
-    """Chat completions have them, so they are refused by name and never dropped silently."""
-    path = "/v1/responses"
-    for name in FIELDS_OF_OTHER_APIS.keys() - set(ResponsesRequest.__struct_fields__):
-        assert_refused(await post(app, path, {**GENERATION[path], name: "something"}), name)
-        for value in (None, *FIELDS_OF_OTHER_APIS[name]):
-            assert (await post(app, path, {**GENERATION[path], name: value})).status == 200, (name, value)
+@pytest.mark.parametrize("path", [*GENERATION, *OLLAMA])
+async def test_fields_of_other_apis(app: App, path: str) -> None:
+    """A field that another API has is refused by name where it would be dropped silently; neutral values pass."""
+    body = {**GENERATION, **OLLAMA}[path]
+    for name in FIELDS_OF_OTHER_APIS.keys() - OWN_FIELDS[path]:
+        for value in ("something", None, *FIELDS_OF_OTHER_APIS[name]):
+            fields = {"options": {name: value}} if path in OLLAMA else {name: value}
+            answer = await post(app, path, {**body, **fields})
+            if value == "something":
+                assert_refused(answer, name)
+            else:
+                assert answer.status == 200, (name, value, answer.body)
+
+
+async def test_ignored_fields_of_other_apis() -> None:
+    """The operator can ignore such a field; the answer names it."""
+    settings = load({"ignore_parameters": ["stop"]}, {})
+    async with open_app(settings, ["fake:"]) as application:
+        await application.wait_until_loaded()
+        answer = await post(application, "/v1/responses", {**GENERATION["/v1/responses"], "stop": ["two"]})
+        assert (answer.status, answer.headers["x-shoal-ignored"]) == (200, "stop")
 
 
 @pytest.mark.parametrize("path", OLLAMA)

@@ -88,7 +88,7 @@ def _rerank_operation(path: str, gateway: Gateway, options: Options) -> Operatio
     return Operation(
         method="POST",
         path=path,
-        endpoint=RerankEndpoint(gateway, options.max_inputs),
+        endpoint=RerankEndpoint(gateway, options.max_inputs, is_infinity=options.status_dialect == "infinity"),
         summary="Rank documents",
         request=wire.RerankRequest,
         response=_ANSWERS,
@@ -109,19 +109,21 @@ class _RerankRequest(wire.RerankRequest, kw_only=True):
 class RerankEndpoint:
     """Ranks `documents`, and replies as Voyage if there is a `top_k`, else as Jina.
 
-    Infinity's clients always send `raw_scores`. With it, documents in the reply are texts instead of objects, only
-    appear if requested, and `object` is `rerank`.
+    Infinity's generated client always sends `raw_scores`, others need not. With it, or always if `is_infinity` (under
+    Infinity's preset), documents in the reply are texts instead of objects, only appear if requested, and `object` is
+    `rerank`.
     """
 
-    def __init__(self, gateway: Gateway, limit: int) -> None:
+    def __init__(self, gateway: Gateway, limit: int, *, is_infinity: bool) -> None:
         self._gateway = gateway
         self._limit = limit
+        self._is_infinity = is_infinity
         self._decode = decoder.Decoder(_RerankRequest, "rerank", limit)
 
     async def __call__(self, request: Request) -> Reply:
         payload = await self._decode.decode_async(request.body)
         voyage = payload.top_k is not msgspec.UNSET
-        infinity = payload.raw_scores is not msgspec.UNSET
+        infinity = payload.raw_scores is not msgspec.UNSET or (self._is_infinity and not voyage)
         query = ranking.parse_query(payload.query)
         documents = ranking.parse_rank_texts(payload.documents, "documents", self._limit)
         _check_supported(payload)

@@ -38,7 +38,7 @@ class Scoring:
         limit = self._options.max_inputs
         score, classify, pooling = (
             _ScoreEndpoint(gateway, limit),
-            _ClassifyEndpoint(gateway, limit),
+            _ClassifyEndpoint(gateway, limit, is_infinity=self._options.status_dialect == "infinity"),
             Pooling(gateway, self._options),
         )
         answers = ["A group of fish.", "A kind of bread."]
@@ -136,9 +136,12 @@ class _ScoreEndpoint:
 
 
 class _ClassifyEndpoint:
-    def __init__(self, gateway: Gateway, limit: int) -> None:
+    """Replies as vLLM; as Infinity to a body with `raw_scores`, or always if `is_infinity`."""
+
+    def __init__(self, gateway: Gateway, limit: int, *, is_infinity: bool) -> None:
         self._gateway = gateway
         self._limit = limit
+        self._is_infinity = is_infinity
         self._decode = decoder.Decoder(wire.ClassifyRequest, "scoring", limit)
 
     async def __call__(self, request: Request) -> Reply:
@@ -169,7 +172,7 @@ class _ClassifyEndpoint:
             order = ranking.sort_descending(row)
             return [{"score": row[at], "label": labels[at] if at < len(labels) else f"LABEL_{at}"} for at in order]
 
-        if payload.raw_scores is not None:  # always sent by Infinity's client
+        if self._is_infinity or payload.raw_scores is not None:  # always sent by Infinity's generated client
             listed = await ranking.encode_results(range(len(inputs)), scores_by_label)
             return score_replies.build_reply(request, "classify", card.name, listed, result, "classify")
         listed = await ranking.encode_results(range(len(inputs)), entry)
