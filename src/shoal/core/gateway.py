@@ -115,8 +115,10 @@ class Gateway:
         model.enter()
         try:
             runner = _get_runner(model, task, kind)
-            _check_request(task, items)
-            _check_deadline(ctx, started)
+            if not items:
+                raise EmptyInput("the request has no inputs: send at least one", param="input")
+            if ctx.deadline <= started:
+                raise _late_error()
             if runner is None:
                 runner = await self._wake_runner(model, task, kind, ctx)
             if isinstance(task, Rerank) and "rerank" not in runner.facts.tasks:
@@ -151,7 +153,8 @@ class Gateway:
         model.enter()
         try:
             runner = _get_runner(model, task, "generate")
-            _check_deadline(ctx, started)
+            if ctx.deadline <= started:
+                raise _late_error()
             if runner is None:
                 runner = await self._wake_runner(model, task, "generate", ctx)
             places = self._get_stream_limit(model)
@@ -336,20 +339,25 @@ def _get_runner(model: Model, task: Task, kind: TaskKind) -> Runner | None:
 def _check_task(name: str, task: Task, kind: TaskKind, facts: ModelFacts) -> None:
     if kind not in facts.tasks and not (kind == "rerank" and similarity.can_rerank(facts)):
         raise Unsupported(f"the model {name!r} cannot {kind}; it can: {', '.join(facts.tasks)}", param="model")
-    if not isinstance(task, Generate):
-        _check_modalities(name, task, facts)
-    if isinstance(task, Embed) and (lacking := set(task.outputs).difference(facts.vectors)):
-        raise Unsupported(
-            f"the model {name!r} has no {sorted(lacking)[0]} vectors; it has: {', '.join(facts.vectors)}", param="model"
-        )
-
-
-def _check_modalities(name: str, task: BatchTask, facts: ModelFacts) -> None:
-    images = 0 if isinstance(task, Rerank) else list(map(type, task.inputs)).count(Image)
+    if isinstance(task, Generate):
+        return
+    if isinstance(task, Rerank):
+        images = 0
+        if len(task.queries) not in (1, len(task.documents)):
+            raise InvalidValue(
+                f"{len(task.queries)} queries for {len(task.documents)} documents: send one, or one for each document",
+                param="query",
+            )
+    else:
+        images = list(map(type, task.inputs)).count(Image)
     if images:
         _check_modality(name, "image", facts)
     if "text" not in facts.modalities and (not images or images < len(task.items)):
         _check_modality(name, "text", facts)
+    if isinstance(task, Embed) and (lacking := set(task.outputs).difference(facts.vectors)):
+        raise Unsupported(
+            f"the model {name!r} has no {sorted(lacking)[0]} vectors; it has: {', '.join(facts.vectors)}", param="model"
+        )
 
 
 def _check_modality(name: str, modality: Modality, facts: ModelFacts) -> None:
@@ -362,16 +370,5 @@ def _check_modality(name: str, modality: Modality, facts: ModelFacts) -> None:
     )
 
 
-def _check_request(task: BatchTask, items: int) -> None:
-    if not items:
-        raise EmptyInput("the request has no inputs: send at least one", param="input")
-    if isinstance(task, Rerank) and len(task.queries) not in (1, len(task.documents)):
-        raise InvalidValue(
-            f"{len(task.queries)} queries for {len(task.documents)} documents: send one, or one for each document",
-            param="query",
-        )
-
-
-def _check_deadline(ctx: Context, now: float) -> None:
-    if ctx.deadline <= now:
-        raise DeadlineExceeded("the deadline passed before processing started: allow more time")
+def _late_error() -> DeadlineExceeded:
+    return DeadlineExceeded("the deadline passed before processing started: allow more time")

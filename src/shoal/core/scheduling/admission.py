@@ -90,10 +90,14 @@ class _SustainedDelay:
         self._patience = patience
         self._since: float | None = None
 
+    def reset(self) -> None:
+        """Record that the queue takes no time worth noting."""
+        self._since = None
+
     def observe(self, seconds: float, now: float) -> bool:
         """Record that the queue takes `seconds` now; returns whether the delay is sustained."""
         if seconds < self.limit * CALM_PART:
-            self._since = None
+            self.reset()
         elif seconds > self.limit and self._since is None:
             self._since = now
         return self._since is not None and now - self._since >= self._patience
@@ -152,6 +156,7 @@ class Admission:
         self._releases: deque[tuple[float, int]] = deque()
         self._released_items = 0
         self._sustained_delays = [_SustainedDelay(part * max_queue_s, max_queue_s) for part in (1.0, OVERLOAD_PART)]
+        self._calm_s = CALM_PART * OVERLOAD_PART * max_queue_s if max_queue_s else inf
         self._demand = _Demand(max_queue_s / 2) if max_queue_s else None
         self._true_tokens = self._estimated_tokens = 1.0
 
@@ -221,11 +226,17 @@ class Admission:
             each.tokens += tokens
 
     def _check_time(self, own: _AdmittedCounts, traffic: TrafficClass, tokens: int, deadline: float) -> None:
-        seconds = self._estimate_seconds(self._tokens_ahead(own, traffic, tokens))
-        if seconds is None:
+        longest = self._estimate_seconds(self._total.tokens + tokens)
+        if longest is None:
             return
         now = self._clock()
         left = LATE_PART * (deadline - now)
+        if longest <= min(left, self._calm_s):  # in time even behind everything, whatever its share
+            if traffic == "interactive":
+                for standing in self._sustained_delays:
+                    standing.reset()
+            return
+        seconds = self._estimate_seconds(self._tokens_ahead(own, traffic, tokens)) or 0.0
         if seconds > left:
             raise Overloaded(
                 f"the queue takes about {seconds:.1f} s, but the request has only {max(deadline - now, 0.0):.1f} "

@@ -188,7 +188,7 @@ class Lane:
         traffic = classify_traffic(ctx, len(items))
         estimates = [self.pipeline.estimate(item) for item in items]
         permit = self.admission.admit(ctx.client, traffic, len(items), sum(estimates), ctx.deadline)
-        request = RequestState(task, items, ctx, traffic=traffic, now=self._clock(), estimates=estimates)
+        request = RequestState(task, items, ctx, traffic=traffic, arrived=self._clock(), estimates=estimates)
         self._requests.add(request)
         if ctx.deadline < self._next_expiry:
             self._schedule_expiry(ctx.deadline)

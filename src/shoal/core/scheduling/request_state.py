@@ -52,7 +52,11 @@ class Item(Entry, eq=False, kw_only=True):
     dispatched: bool = False
 
 
-class RequestState:
+def _create_future() -> asyncio.Future[Result]:
+    return asyncio.get_running_loop().create_future()
+
+
+class RequestState(msgspec.Struct, eq=False):
     """A request from admission to its answer: collects rows in any order and sets its future exactly once.
 
     `task_items` are the items of its task, `estimates` their token counts as estimated by `Pipeline.estimate`.
@@ -60,63 +64,32 @@ class RequestState:
     are not dispatched to an engine yet. `waiting`: whether the request is in a queue of the preparer.
     """
 
-    __slots__ = (
-        "_array",
-        "_batches",
-        "_best",
-        "_infer",
-        "_queue",
-        "_sets",
-        "ahead",
-        "arrived",
-        "cached",
-        "ctx",
-        "cursor",
-        "estimates",
-        "future",
-        "items",
-        "prepare_seconds",
-        "task",
-        "task_items",
-        "tokens",
-        "traffic",
-        "truncated",
-        "unfinished",
-        "waiting",
-    )
+    task: BatchTask
+    task_items: Sequence[TaskItem]
+    ctx: Context
+    traffic: TrafficClass
+    arrived: float
+    estimates: list[int]
+    future: asyncio.Future[Result] = msgspec.field(default_factory=_create_future)
+    items: dict[int, Item] = msgspec.field(default_factory=dict)
+    tokens: list[int] = msgspec.field(default_factory=list)
+    cursor: int = 0
+    ahead: int = 0
+    waiting: bool = False
+    unfinished: int = 0
+    truncated: int = 0
+    prepare_seconds: float = 0.0
+    cached: int = 0
+    _array: Array | None = None
+    _sets: list[VectorSet] = msgspec.field(default_factory=list)
+    _batches: set[int] = msgspec.field(default_factory=set)
+    _best: BatchRecord | None = None
+    _queue: float = 0.0
+    _infer: float = 0.0
 
-    def __init__(
-        self,
-        task: BatchTask,
-        task_items: Sequence[TaskItem],
-        ctx: Context,
-        *,
-        traffic: TrafficClass,
-        now: float,
-        estimates: list[int],
-    ) -> None:
-        self.task = task
-        self.task_items = task_items
-        self.ctx = ctx
-        self.traffic = traffic
-        self.arrived = now
-        self.future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self.estimates = estimates
-        self.items: dict[int, Item] = {}
-        self.cursor = 0
-        self.ahead = 0
-        self.waiting = False
-        self.unfinished = len(task_items)
+    def __post_init__(self) -> None:
+        self.unfinished = len(self.task_items)
         self.tokens = [0] * self.unfinished
-        self.truncated = 0
-        self.prepare_seconds = 0.0
-        self.cached = 0
-        self._array: Array | None = None
-        self._sets: list[VectorSet] = []
-        self._batches: set[int] = set()
-        self._best: BatchRecord | None = None
-        self._queue = 0.0
-        self._infer = 0.0
 
     @property
     def done(self) -> bool:

@@ -65,7 +65,7 @@ class PreparerHarness:
         task, ctx = Embed(model="m", inputs=list(inputs)), context()
         estimates = [self.pipeline.estimate(item) for item in task.items]
         traffic = classify_traffic(ctx, len(inputs))
-        pending = RequestState(task, task.items, ctx, traffic=traffic, now=0.0, estimates=estimates)
+        pending = RequestState(task, task.items, ctx, traffic=traffic, arrived=0.0, estimates=estimates)
         self.preparer.add(pending)
         return pending
 

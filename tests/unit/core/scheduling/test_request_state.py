@@ -14,7 +14,7 @@ from tests.unit.core.lanes import context, embed
 def pending(count: int) -> RequestState:
     """Return a request of so many inputs that arrived and was queued at 10.0."""
     task = embed(*map(str, range(count)))
-    made = RequestState(task, task.items, context(), traffic="interactive", now=10.0, estimates=[1] * count)
+    made = RequestState(task, task.items, context(), traffic="interactive", arrived=10.0, estimates=[1] * count)
     for index in range(count):
         prepared = Prepared(tensors={}, cost=1, group=(), outputs=(), tokens=1)
         made.items[index] = Item(
