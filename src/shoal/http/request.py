@@ -96,30 +96,22 @@ class Request:
     surface's own.
     """
 
-    __slots__ = (
-        "body",
-        "body_read",
-        "client",
-        "deadline",
-        "failure",
-        "gate",
-        "has_response",
-        "headers",
-        "id",
-        "is_handed_over",
-        "items",
-        "key_class",
-        "method",
-        "model",
-        "parameter",
-        "path",
-        "peer",
-        "query",
-        "render_error",
-        "result",
-        "started",
-        "usage",
-    )
+    id: str = ""
+    deadline: float = math.inf
+    client: str = ""
+    gate: Gate | None = None
+    key_class: TrafficClass | None = None
+    parameter: str = ""
+    body: bytes = b""
+    body_read: bool = False
+    is_handed_over: bool = False
+    has_response: bool = False
+    model: str = ""
+    items: int = 0
+    result: Result | None = None
+    usage: Usage | None = None
+    failure: str = ""
+    render_error: ErrorRenderer | None = None
 
     def __init__(self, scope: Mapping[str, Any], started: float) -> None:
         self.method: str = scope["method"]
@@ -134,23 +126,7 @@ class Request:
         self.headers: dict[bytes, bytes] = headers if len(headers) == len(raw) else combine_headers(raw)
         peer = scope.get("client")
         self.peer: str = peer[0] if peer else ""
-        self.is_handed_over = False
         self.started = started
-        self.deadline = math.inf
-        self.id = ""
-        self.client = ""
-        self.gate: Gate | None = None
-        self.key_class: TrafficClass | None = None
-        self.body = b""
-        self.body_read = False
-        self.has_response = False
-        self.parameter = ""
-        self.model = ""
-        self.items = 0
-        self.result: Result | None = None
-        self.usage: Usage | None = None
-        self.failure = ""
-        self.render_error: ErrorRenderer | None = None
 
     @property
     def traffic(self) -> TrafficClass | None:

@@ -223,15 +223,9 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        authority, hosts = _AUTHORITY.match(self.url), self._hosts()
-        if (
-            authority is not None
-            and (hosts or self.parser.get_http_version() == "1.0")
-            and all(authority[1].lower() != host.lower() for host in hosts)
-        ):
-            # The target also names a host. Header checks then see both values, and reject two; but HTTP/1.1 requires
-            # the header itself (RFC 9112, section 3.2).
-            self.headers.append((b"host", authority[1]))
+        authority = _AUTHORITY.match(self.url)
+        if authority is not None:
+            self._add_host(authority[1])
         super().on_headers_complete()
         self.headers = []  # receives the trailers, which are not used: they must not override the headers
         self._parser_state = _ParserState.BODY
@@ -243,8 +237,14 @@ class Connection(HttpToolsProtocol):
         self.scope["extensions"] = {EXTENSION: exchange}  # type: ignore[dict-item]  # not a type that uvicorn declares
         self._open.append(exchange)
 
-    def _hosts(self) -> list[bytes]:
-        return [value for name, value in self.headers if name == b"host"]
+    def _add_host(self, host: bytes) -> None:
+        """Add the host that the target names, if it is another one: header checks then see both, and reject two.
+
+        HTTP/1.1 requires the header itself (RFC 9112, section 3.2).
+        """
+        hosts = [value.lower() for name, value in self.headers if name == b"host"]
+        if (hosts or self.parser.get_http_version() == "1.0") and host.lower() not in hosts:
+            self.headers.append((b"host", host))
 
     def on_body(self, body: bytes) -> None:
         self._framing = max(0, self._framing - (1 + FRAMING_PER_BYTE) * len(body))
