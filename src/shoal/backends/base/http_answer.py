@@ -7,16 +7,15 @@ text-embeddings-inference.
 from __future__ import annotations
 
 import math
-import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import cached_property
 
-import aiohttp
 import msgspec
 
+from shoal.backends.base.http_connection import BodyCut, ConnectTimedOut, NotConnected, NotSecured
 from shoal.decoding import json_decoder
 from shoal.errors import TransportFailed, UpstreamFailed
 
@@ -144,18 +143,17 @@ def quote_message(answer: Answer) -> str:
     return f" ({answer.message})" if answer.message else ""
 
 
-def transport_error(error: Exception, where: str) -> TransportFailed:
+def transport_error(error: OSError, where: str) -> TransportFailed:
     """Return the error for a call that failed below HTTP."""
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    words = " ".join(str(cause).split())[:LONGEST_WORDS] or type(error).__name__
-    if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
+    words = " ".join(str(error).split())[:LONGEST_WORDS] or type(error).__name__
+    if isinstance(error, NotSecured):
         return RequestNotSent(
             f"no TLS connection to {where}: check its certificate, and whether its port speaks TLS ({words})"
         )
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
+    if isinstance(error, ConnectTimedOut):
         return RequestNotSent(f"{where} does not answer: check its address and that it runs")
-    if isinstance(error, aiohttp.ClientConnectorError):
+    if isinstance(error, NotConnected):
         return RequestNotSent(f"{where} is not reachable: check its address and that it runs ({words})")
-    if isinstance(error, aiohttp.ClientPayloadError):  # its own message quotes the parser's, and a status 400
+    if isinstance(error, BodyCut):
         words = "it ended before the answer was complete"
     return TransportFailed(f"the connection to {where} broke: send the request again ({words})")

@@ -6,10 +6,10 @@ import json
 from email.utils import formatdate
 from typing import Any
 
-import aiohttp
 import pytest
 
 from shoal.backends.base.http_answer import LONGEST_WORDS, Answer, RequestNotSent, is_json, retry_after, transport_error
+from shoal.backends.base.http_connection import BodyCut, ConnectTimedOut, Disconnected
 from shoal.errors import TransportFailed
 
 WHERE = "http://gpu:8000/v1"
@@ -90,13 +90,10 @@ class TestRetryAfter:
 
 class TestTransport:
     def test_nothing_was_read_where_nobody_was_reached(self) -> None:
-        reached = aiohttp.ConnectionTimeoutError("Connection timeout to host")
-        assert isinstance(transport_error(reached, WHERE), RequestNotSent)
+        assert isinstance(transport_error(ConnectTimedOut(), WHERE), RequestNotSent)
 
-    @pytest.mark.parametrize(
-        "error", [aiohttp.ServerDisconnectedError(), ConnectionResetError(), aiohttp.ClientPayloadError()]
-    )
-    def test_a_broken_connection_is_another_matter(self, error: Exception) -> None:
+    @pytest.mark.parametrize("error", [Disconnected(), ConnectionResetError(), BodyCut()])
+    def test_a_broken_connection_is_another_matter(self, error: OSError) -> None:
         found = transport_error(error, WHERE)
         assert type(found) is TransportFailed
         assert "send the request again" in found.message
