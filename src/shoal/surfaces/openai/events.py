@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import random
 import time
 from collections.abc import Callable
 from typing import NamedTuple, Self
@@ -32,7 +32,7 @@ class AnswerHeader(NamedTuple):
     @classmethod
     def create(cls, model: str, prefix: str) -> Self:
         """Create a header with a new id: the prefix and 32 random characters."""
-        return cls(prefix + os.urandom(16).hex(), int(time.time()), model)
+        return cls(f"{prefix}{random.getrandbits(128):032x}", int(time.time()), model)
 
 
 class CompletionEvents:
