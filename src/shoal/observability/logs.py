@@ -80,10 +80,11 @@ def configure(
     }
     loggers = {name: logging.getLogger(name) for name in levels}
     before = [(logger, list(logger.handlers), logger.level, logger.propagate) for logger in loggers.values()]
+    forwarder = _RecordForwarder(writer)
     for name, logger in loggers.items():
-        logger.handlers[:] = [] if name else [_RecordForwarder(writer)]
+        logger.handlers[:] = [] if name not in ("", ACCESS) else [forwarder]
         logger.setLevel(levels[name])
-        logger.propagate = True
+        logger.propagate = name != ACCESS  # the way through two parents costs as much as the record
     # records skip lookups of values that no format shows (the documented way to make logging cheaper)
     unwanted = {"logThreads": False, "logProcesses": False, "logMultiprocessing": False, "_srcfile": None}
     records = {name: getattr(logging, name) for name in unwanted}

@@ -75,7 +75,8 @@ class Permit(msgspec.Struct):
 
 @dataclass(slots=True)
 class _AdmittedCounts:
-    """Requests, items and tokens that are queued or running: in total, of a class or of a flow."""
+    """Requests, items and tokens that are queued or running: of a flow; of a class without items, in total without
+    requests."""
 
     requests: int = 0
     items: int = 0
@@ -220,10 +221,14 @@ class Admission:
     def _count(
         self, flow: tuple[str, TrafficClass], own: _AdmittedCounts, requests: int, items: int, tokens: int
     ) -> None:
-        for each in (self._total, self._classes[flow[1]], own):
-            each.requests += requests
-            each.items += items
-            each.tokens += tokens
+        total, lane = self._total, self._classes[flow[1]]
+        total.items += items
+        total.tokens += tokens
+        lane.requests += requests
+        lane.tokens += tokens
+        own.requests += requests
+        own.items += items
+        own.tokens += tokens
 
     def _check_time(self, own: _AdmittedCounts, traffic: TrafficClass, tokens: int, deadline: float) -> None:
         longest = self._estimate_seconds(self._total.tokens + tokens)
