@@ -23,6 +23,10 @@ not receive all of a canceled request."""
 HEAD_BYTES = 64 * 2**10
 """Maximum size of a response's headers."""
 
+FRAMING_PER_BYTE = 16
+"""Bytes of chunked framing and trailers allowed per byte of data, in addition to HEAD_BYTES. The parser collects a line
+without bounds."""
+
 
 class NotConnected(OSError):
     """No connection was made, so the server read nothing."""
@@ -65,7 +69,7 @@ class Connection(asyncio.Protocol):
         self._parser = _make_parser(self)
         self._pieces: list[bytes] = []
         self._buffered = 0
-        self._head_bytes = 0
+        self._overhead = 0  # bytes of head, framing and trailers, minus the allowance of the data
         self._has_head = False
         self._has_length = False
         self._is_complete = True  # no response is due
@@ -111,7 +115,7 @@ class Connection(asyncio.Protocol):
         """Send a request; a large body in pieces, by a task. Call it only if `is_reusable`."""
         assert self._transport is not None
         self._is_complete = self._has_head = self._has_length = False
-        self._head_bytes = 0
+        self._overhead = 0
         if len(body) <= PIECE_BYTES:
             self._transport.write(head + body)
         else:
@@ -183,10 +187,14 @@ class Connection(asyncio.Protocol):
         if self._is_complete:
             self.close()  # nobody asked: whatever it is, the next response could not be told from it
             return
+        self._overhead += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self.fail(InvalidResponse(f"its response is not valid HTTP: {error}"))
+            return
+        if self._overhead > HEAD_BYTES and not self._is_complete:
+            self.fail(InvalidResponse("its response is not valid HTTP: its headers or its framing are too large"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._is_complete and self._error is None:
@@ -218,9 +226,6 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._has_head:  # a trailer, or of a second response
             return
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > HEAD_BYTES:
-            raise ValueError("its headers are too large")
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
 
@@ -236,6 +241,7 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         if self._is_complete:
             return
+        self._overhead = max(0, self._overhead - (1 + FRAMING_PER_BYTE) * len(body))
         self._pieces.append(body)
         self._buffered += len(body)
         if self._buffered > READ_BYTES and not self._is_paused and self._transport is not None:

@@ -117,6 +117,10 @@ async def test_data_behind_a_response(beyond: bytes) -> None:
         b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
         b"HTTP/1.1 200 OK\r\n" + b"x-long: %b\r\n" % (b"x" * 9000) * 8 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\nx-endless: " + b"x" * 2**17,
+        b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n" * 2000,
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;" + b"x" * 2**17,
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nx-endless: " + b"x" * 2**17,
     ],
 )
 async def test_invalid_responses(response: bytes) -> None:
