@@ -92,11 +92,14 @@ class Response:
 
     async def read_all(self, max_bytes: int) -> Answer:
         """Return the response with at most `max_bytes` bytes of its body. Raises as `read_piece` does."""
-        body = b""
-        while len(body) <= max_bytes and not self._connection.is_at_end:
-            piece = await self.read_piece()
-            body = body + piece if body else piece
-        return Answer(self.status, self.headers, body[:max_bytes], is_complete=len(body) <= max_bytes, key=self.key)
+        pieces: list[bytes] = []
+        size = 0
+        while size <= max_bytes and not self._connection.is_at_end:
+            pieces.append(await self.read_piece())
+            size += len(pieces[-1])
+        return Answer(
+            self.status, self.headers, b"".join(pieces)[:max_bytes], is_complete=size <= max_bytes, key=self.key
+        )
 
     def finish(self) -> None:
         """Mark the body as complete. Its end is then read in the background, without delaying the caller."""
