@@ -192,8 +192,7 @@ class Client:
 
     async def _connect(self, deadline: float) -> Connection:
         """Return an idle connection, or a new one."""
-        if self._closed:
-            raise RequestNotSent(f"the connection to {self.base} is closed: send the request again")
+        self._check_open()
         left = deadline - time.monotonic()
         if left <= 0:
             raise DeadlineExceeded(f"the request's deadline passed before it was sent to {self.base}")
@@ -204,7 +203,17 @@ class Client:
                 return connection
             connection.close()
         opening = Connection.open(self._host, self._port, self._context, self._connect_timeout_s)
-        return await _with_deadline(opening, left, self.base)
+        connection = await _with_deadline(opening, left, self.base)
+        try:
+            self._check_open()
+        except RequestNotSent:
+            connection.close()
+            raise
+        return connection
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RequestNotSent(f"the connection to {self.base} is closed: send the request again")
 
     def release(self, connection: Connection, *, is_finished: bool) -> None:
         """Keep the connection of a response for another request, if it has ended, else close it. If it `is_finished`,

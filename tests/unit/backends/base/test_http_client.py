@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from shoal.backends.base import http_client as client_module
 from shoal.backends.base.http_answer import RequestNotSent
 from shoal.backends.base.http_client import Client
+from shoal.backends.base.http_connection import Connection
 from shoal.errors import ConfigError, DeadlineExceeded, ShoalError, TransportFailed, UpstreamFailed
 from tests.fakes.openai_server import Exchange, FakeUpstream, Script, answer
 
@@ -202,6 +204,21 @@ async def half(exchange: Exchange) -> None:
     await exchange.head()
     await exchange.piece(b"{")
     await exchange.left()
+
+
+async def test_closing_while_it_connects(server: FakeUpstream, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is sent, and the new connection is closed."""
+    opened = Connection.open
+
+    async def close_first(*arguments: Any) -> Connection:
+        made = await opened(*arguments)
+        await client.aclose()
+        return made
+
+    monkeypatch.setattr(Connection, "open", close_first)
+    with pytest.raises(RequestNotSent, match="is closed"):
+        await client.get("/models", soon())
+    assert not server.requests
 
 
 class TestGivenUp:
