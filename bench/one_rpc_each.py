@@ -6,7 +6,7 @@ which is right for batches, and would make texts wait here for something that no
 
 from __future__ import annotations
 
-from dataclasses import replace
+import msgspec
 
 from shoal.backends.triton import engine
 from shoal.backends.triton.schema import Embedder
@@ -19,7 +19,9 @@ _stated = engine.build_facts
 
 
 def facts_of(name: str, embedder: Embedder) -> EngineFacts:
-    return replace(_stated(name, embedder), slots=CALLS_IN_FLIGHT, parallel=CALLS_IN_FLIGHT, max_batch_size=1)
+    return msgspec.structs.replace(
+        _stated(name, embedder), slots=CALLS_IN_FLIGHT, parallel=CALLS_IN_FLIGHT, max_batch_size=1
+    )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -199,7 +198,7 @@ class Openings:
         self.graphs.append(graph)
         engine = FakeEngine(FakeScript(), name)
         checked = options.precision_check or self.found
-        facts = replace(
+        facts = msgspec.structs.replace(
             engine.facts,
             precision="bf16",
             details={"precision_checked": checked, "precision_reason": checked.reason, "streams": 2},
