@@ -115,10 +115,8 @@ class Gateway:
         model.enter()
         try:
             runner = _get_runner(model, task, kind)
-            if not items:
-                raise EmptyInput("the request has no inputs: send at least one", param="input")
-            if ctx.deadline <= started:
-                raise _late_error()
+            _check_request(task, items)
+            _check_deadline(ctx, started)
             if runner is None:
                 runner = await self._wake_runner(model, task, kind, ctx)
             if isinstance(task, Rerank) and "rerank" not in runner.facts.tasks:
@@ -153,8 +151,7 @@ class Gateway:
         model.enter()
         try:
             runner = _get_runner(model, task, "generate")
-            if ctx.deadline <= started:
-                raise _late_error()
+            _check_deadline(ctx, started)
             if runner is None:
                 runner = await self._wake_runner(model, task, "generate", ctx)
             places = self._get_stream_limit(model)
@@ -339,25 +336,20 @@ def _get_runner(model: Model, task: Task, kind: TaskKind) -> Runner | None:
 def _check_task(name: str, task: Task, kind: TaskKind, facts: ModelFacts) -> None:
     if kind not in facts.tasks and not (kind == "rerank" and similarity.can_rerank(facts)):
         raise Unsupported(f"the model {name!r} cannot {kind}; it can: {', '.join(facts.tasks)}", param="model")
-    if isinstance(task, Generate):
-        return
-    if isinstance(task, Rerank):
-        images = 0
-        if len(task.queries) not in (1, len(task.documents)):
-            raise InvalidValue(
-                f"{len(task.queries)} queries for {len(task.documents)} documents: send one, or one for each document",
-                param="query",
-            )
-    else:
-        images = list(map(type, task.inputs)).count(Image)
-    if images:
-        _check_modality(name, "image", facts)
-    if "text" not in facts.modalities and (not images or images < len(task.items)):
-        _check_modality(name, "text", facts)
+    if not isinstance(task, Generate):
+        _check_modalities(name, task, facts)
     if isinstance(task, Embed) and (lacking := set(task.outputs).difference(facts.vectors)):
         raise Unsupported(
             f"the model {name!r} has no {sorted(lacking)[0]} vectors; it has: {', '.join(facts.vectors)}", param="model"
         )
+
+
+def _check_modalities(name: str, task: BatchTask, facts: ModelFacts) -> None:
+    images = 0 if isinstance(task, Rerank) else list(map(type, task.inputs)).count(Image)
+    if images:
+        _check_modality(name, "image", facts)
+    if "text" not in facts.modalities and (not images or images < len(task.items)):
+        _check_modality(name, "text", facts)
 
 
 def _check_modality(name: str, modality: Modality, facts: ModelFacts) -> None:
@@ -370,5 +362,16 @@ def _check_modality(name: str, modality: Modality, facts: ModelFacts) -> None:
     )
 
 
-def _late_error() -> DeadlineExceeded:
-    return DeadlineExceeded("the deadline passed before processing started: allow more time")
+def _check_request(task: BatchTask, items: int) -> None:
+    if not items:
+        raise EmptyInput("the request has no inputs: send at least one", param="input")
+    if isinstance(task, Rerank) and len(task.queries) not in (1, len(task.documents)):
+        raise InvalidValue(
+            f"{len(task.queries)} queries for {len(task.documents)} documents: send one, or one for each document",
+            param="query",
+        )
+
+
+def _check_deadline(ctx: Context, now: float) -> None:
+    if ctx.deadline <= now:
+        raise DeadlineExceeded("the deadline passed before processing started: allow more time")

@@ -82,7 +82,7 @@ def configure(
     before = [(logger, list(logger.handlers), logger.level, logger.propagate) for logger in loggers.values()]
     forwarder = _RecordForwarder(writer)
     for name, logger in loggers.items():
-        logger.handlers[:] = [] if name not in ("", ACCESS) else [forwarder]
+        logger.handlers[:] = [forwarder] if name in ("", ACCESS) else []
         logger.setLevel(levels[name])
         logger.propagate = name != ACCESS  # the way through two parents costs as much as the record
     # records skip lookups of values that no format shows (the documented way to make logging cheaper)

@@ -11,14 +11,14 @@ import asyncio
 import re
 import ssl
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self
 from urllib.parse import quote, urlsplit
 
 from shoal.backends.base.http_answer import Answer, RequestNotSent, transport_error
-from shoal.backends.base.http_connection import Connection, Disconnected, encode_head
+from shoal.backends.base.http_connection import Connection, ConnectTimedOut, Disconnected, encode_head
 from shoal.errors import ConfigError, DeadlineExceeded, UpstreamFailed
 
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -47,8 +47,6 @@ END_S = 1.0
 
 MAX_PATHS = 64
 """Paths whose request heads are kept."""
-
-T = TypeVar("T")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _KEY = re.compile(r"[\x21-\x7e]+")
@@ -177,7 +175,7 @@ class Client:
                 connection.send(head, body)
                 await connection.read_head()
                 return self._wrap_response(connection, timer)
-            except BaseException as failure:
+            except BaseException as failure:  # a cancellation, too, must close the connection
                 timer.cancel()
                 self._close_connection(connection)
                 if not isinstance(failure, OSError):
@@ -202,8 +200,14 @@ class Client:
             if connection.is_reusable and connection.idle_since > oldest:
                 return connection
             connection.close()
-        opening = Connection.open(self._host, self._port, self._context, self._connect_timeout_s)
-        connection = await _with_deadline(opening, left, self.base)
+        try:
+            connection = await Connection.open(
+                self._host, self._port, self._context, min(left, self._connect_timeout_s)
+            )
+        except OSError as error:
+            if isinstance(error, ConnectTimedOut) and left <= self._connect_timeout_s:
+                raise _deadline_error(self.base) from None
+            raise transport_error(error, self.base) from error
         try:
             self._check_open()
         except RequestNotSent:
@@ -219,14 +223,14 @@ class Client:
         """Keep the connection of a response for another request, if it has ended, else close it. If it `is_finished`,
         the end of its body has END_S to arrive."""
         if connection.is_at_end or self._closed or not is_finished:
-            self._keep(connection)
+            self._keep_or_close(connection)
             return
         task = asyncio.create_task(_read_end(connection), name=f"drain answer of {self.base}")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
-        task.add_done_callback(lambda _: self._keep(connection))
+        task.add_done_callback(lambda _: self._keep_or_close(connection))
 
-    def _keep(self, connection: Connection) -> None:
+    def _keep_or_close(self, connection: Connection) -> None:
         if self._closed or not (connection.is_at_end and connection.is_reusable):
             self._close_connection(connection)
             return
@@ -283,17 +287,6 @@ def _is_stale(connection: Connection, failure: OSError, began: float) -> bool:
     """Whether the server had closed the idle connection before it read the request."""
     is_closed = isinstance(failure, Disconnected | ConnectionError | BrokenPipeError)
     return is_closed and not connection.is_new and time.monotonic() - began < STALE_S
-
-
-async def _with_deadline(work: Coroutine[Any, Any, T], left: float, where: str) -> T:
-    """Await `work` for `left` seconds. Raises DeadlineExceeded after them, and TransportFailed for an OSError."""
-    try:
-        async with asyncio.timeout(left):
-            return await work
-    except TimeoutError:
-        raise _deadline_error(where) from None
-    except OSError as error:
-        raise transport_error(error, where) from error
 
 
 def _deadline_error(where: str) -> DeadlineExceeded:

@@ -27,6 +27,8 @@ FRAMING_PER_BYTE = 16
 """Bytes of chunked framing and trailers allowed per byte of data, in addition to HEAD_BYTES. The parser collects a line
 without bounds."""
 
+_LENGTHS = frozenset({"content-length", "transfer-encoding"})
+
 
 class NotConnected(OSError):
     """No connection was made, so the server read nothing."""
@@ -71,7 +73,6 @@ class Connection(asyncio.Protocol):
         self._buffered = 0
         self._overhead = 0  # bytes of head, framing and trailers, minus the allowance of the data
         self._has_head = False
-        self._has_length = False
         self._is_complete = True  # no response is due
         self._keeps_alive = True
         self._error: BaseException | None = None
@@ -114,7 +115,7 @@ class Connection(asyncio.Protocol):
     def send(self, head: bytes, body: bytes) -> None:
         """Send a request; a large body in pieces, by a task. Call it only if `is_reusable`."""
         assert self._transport is not None
-        self._is_complete = self._has_head = self._has_length = False
+        self._is_complete = self._has_head = False
         self._overhead = 0
         if len(body) <= PIECE_BYTES:
             self._transport.write(head + body)
@@ -198,7 +199,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._is_complete and self._error is None:
-            if exc is None and self._has_head and not self._has_length:
+            if exc is None and self._has_head and not _LENGTHS & self.headers.keys():
                 self._is_complete = True  # a body without a length ends with its connection
             else:
                 self._error = BodyCut() if self._has_head else exc or Disconnected("Server disconnected")
@@ -235,7 +236,6 @@ class Connection(asyncio.Protocol):
             return
         self.status = status
         self._has_head = True
-        self._has_length = "content-length" in self.headers or "transfer-encoding" in self.headers
         self._wake()
 
     def on_body(self, body: bytes) -> None:

@@ -75,8 +75,7 @@ class Permit(msgspec.Struct):
 
 @dataclass(slots=True)
 class _AdmittedCounts:
-    """Requests, items and tokens that are queued or running: of a flow; of a class without items, in total without
-    requests."""
+    """Requests, items and tokens that are queued or running: in total, of a class or of a flow."""
 
     requests: int = 0
     items: int = 0
@@ -221,14 +220,10 @@ class Admission:
     def _count(
         self, flow: tuple[str, TrafficClass], own: _AdmittedCounts, requests: int, items: int, tokens: int
     ) -> None:
-        total, lane = self._total, self._classes[flow[1]]
-        total.items += items
-        total.tokens += tokens
-        lane.requests += requests
-        lane.tokens += tokens
-        own.requests += requests
-        own.items += items
-        own.tokens += tokens
+        for each in (self._total, self._classes[flow[1]], own):
+            each.requests += requests
+            each.items += items
+            each.tokens += tokens
 
     def _check_time(self, own: _AdmittedCounts, traffic: TrafficClass, tokens: int, deadline: float) -> None:
         longest = self._estimate_seconds(self._total.tokens + tokens)
