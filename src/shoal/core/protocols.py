@@ -42,14 +42,32 @@ Tensors = Mapping[str, Array]
 WorkWeight = Literal["light", "usual", "heavy"]
 
 
+EFFICIENCY = 0.98
+"""Fraction of an engine's best known rate from which a larger batch counts as no gain. The aim is 95 % of the best rate
+there is: measured rates scatter, and the best size may not have been tried."""
+
+
 class CostModel(msgspec.Struct, frozen=True):
-    """Estimates a batch at about `fixed + per_token * padded tokens` seconds on one slot."""
+    """Estimates a batch at about `fixed + per_token * padded tokens` seconds on one slot.
+
+    `efficient_tokens`: padded tokens from which a batch reaches `EFFICIENCY` of the engine's best rate, as measured; 0:
+    not measured, so that the straight line decides.
+    """
 
     fixed: float = 0.001
     per_token: float = 0.00002
+    efficient_tokens: int = 0
 
-    def seconds(self, tokens: int) -> float:
+    def seconds(self, tokens: float) -> float:
         return self.fixed + self.per_token * tokens
+
+    def tokens_within(self, seconds: float) -> float:
+        """Return the padded tokens of a batch that takes `seconds`; negative if the call alone takes longer."""
+        return (seconds - self.fixed) / max(self.per_token, 1e-12) + 1e-6  # rounding must not cost a token
+
+    def efficient(self) -> float:
+        """Return `efficient_tokens`, or what the straight line says."""
+        return self.efficient_tokens or self.fixed / max(self.per_token, 1e-12) * EFFICIENCY / (1 - EFFICIENCY)
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -575,6 +593,7 @@ class Observer:
 
 
 __all__ = [
+    "EFFICIENCY",
     "Access",
     "BatchReport",
     "Breakable",

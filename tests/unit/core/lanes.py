@@ -42,9 +42,10 @@ def make_lane(
     max_queue_s: float = 0.0,
     observer: Observer | None = None,
     pipeline: type[FakePipeline] = FakePipeline,
+    engine: type[FakeEngine] = FakeEngine,
     **limits: Any,
 ) -> Lane:
-    engines = [FakeEngine(script, f"fake-{number}") for number, script in enumerate(scripts)]
+    engines = [engine(script, f"fake-{number}") for number, script in enumerate(scripts)]
     options = LaneOptions(model="m", limits=Limits(**limits), max_items=max_items, max_queue_s=max_queue_s, space="s")
     loop = asyncio.get_running_loop()
     return Lane(

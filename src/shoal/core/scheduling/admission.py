@@ -10,6 +10,7 @@ from random import random
 
 import msgspec
 
+from shoal.core.scheduling.drain_rate import DrainTime
 from shoal.core.scheduling.planner import WEIGHTS
 from shoal.errors import Overloaded
 from shoal.types import BatchTask, Context, Rerank, TrafficClass
@@ -48,12 +49,20 @@ CALM_PART = 0.5
 FEW_REQUESTS = 32
 """Below this many interactive requests, only deadlines limit the wait: for a slow model that is no overload."""
 
+FEW_CALLERS = 128
+"""The same while demand does not exceed throughput: so many callers, each of whom waits for an answer before the next
+request, make a long queue on a slow model, and to refuse some of them makes none of them faster."""
+
 OVERLOAD_PART = 0.25
 """Fraction of `max_queue_s` that the queue may take while demand exceeds throughput."""
 
 OVERLOAD = 1.25
 """Ratio of demand to throughput above which a lane is overloaded. Callers that each wait for an answer before the next
 request have a ratio of 1, however many they are."""
+
+
+SLACK_PART = 0.25
+"""Fraction of the queue that is no sign of overload, see `_Demand`."""
 
 
 def wait_before_retry(seconds: float, jitter: Callable[[], float] = random) -> float:
@@ -83,24 +92,23 @@ class _AdmittedCounts:
 
 
 class _SustainedDelay:
-    """Whether a queue has taken longer than `limit` seconds for `patience` seconds."""
+    """For how long a queue has taken longer than `limit` seconds."""
 
-    def __init__(self, limit: float, patience: float) -> None:
+    def __init__(self, limit: float) -> None:
         self.limit = limit
-        self._patience = patience
         self._since: float | None = None
 
     def reset(self) -> None:
         """Record that the queue takes no time worth noting."""
         self._since = None
 
-    def observe(self, seconds: float, now: float) -> bool:
-        """Record that the queue takes `seconds` now; returns whether the delay is sustained."""
+    def observe(self, seconds: float, now: float) -> float:
+        """Record that the queue takes `seconds` now; returns for how many seconds it has been too long."""
         if seconds < self.limit * CALM_PART:
             self.reset()
         elif seconds > self.limit and self._since is None:
             self._since = now
-        return self._since is not None and now - self._since >= self._patience
+        return now - self._since if self._since is not None else 0.0
 
 
 class _Demand:
@@ -112,13 +120,18 @@ class _Demand:
         self._asked_at = 0.0
         self.requested_items = self.released_items = 0.0
 
-    def is_overloaded(self, now: float) -> bool:
-        """Whether clearly more items are requested than released."""
+    def restart(self, now: float) -> None:
+        self.requested_items = self.released_items = 0.0
+        self._asked_at = now
+
+    def is_overloaded(self, now: float, slack: float) -> bool:
+        """Whether clearly more items are requested than released: more than the `slack` of items that are released
+        together and requested again a little later."""
         part = exp((self._asked_at - now) / self._memory)
         self.requested_items *= part
         self.released_items *= part
         self._asked_at = now
-        return self.requested_items > OVERLOAD * self.released_items
+        return self.requested_items > OVERLOAD * self.released_items + slack
 
 
 class Admission:
@@ -129,12 +142,13 @@ class Admission:
     lane admits any request however large, so that no legal request is rejected for its size alone. Tokens are
     estimates, corrected by the ratio of true to estimated tokens of the requests answered before.
 
-    `drain(tokens, items)` returns the seconds that this much work takes now, or None while unknown. A request is
-    rejected if the work ahead of it, by the planner's shares of classes, clients and requests, takes longer than its
+    `drain(tokens, items)` predicts how long this much work takes now, or returns None while that is unknown. A request
+    is rejected if the work ahead of it, by the planner's shares of classes, clients and requests, takes longer than its
     remaining time. An interactive request is also rejected once the queue has taken longer than `max_queue_s` for
     `max_queue_s` seconds: a burst may take its time, but a standing queue only delays every request. While demand
     exceeds throughput, `OVERLOAD_PART` of `max_queue_s` is the limit, because a longer queue adds no throughput.
-    Neither of these queue limits applies below `FEW_REQUESTS` interactive requests, nor to bulk work.
+    Neither of these queue limits applies to bulk work, nor to few interactive requests (`FEW_CALLERS`, under overload
+    `FEW_REQUESTS`).
     """
 
     def __init__(
@@ -142,7 +156,7 @@ class Admission:
         max_items: int,
         clock: Callable[[], float],
         *,
-        drain: Callable[[float, float], float | None] = lambda tokens, items: None,
+        drain: Callable[[float, float], DrainTime | None] = lambda tokens, items: None,
         max_queue_s: float = 0.0,
         jitter: Callable[[], float] = random,
     ) -> None:
@@ -155,9 +169,10 @@ class Admission:
         self._flows: dict[tuple[str, TrafficClass], _AdmittedCounts] = {}
         self._releases: deque[tuple[float, int]] = deque()
         self._released_items = 0
-        self._sustained_delays = [_SustainedDelay(part * max_queue_s, max_queue_s) for part in (1.0, OVERLOAD_PART)]
+        self._max_queue_s = max_queue_s
+        self._sustained_delays = [_SustainedDelay(part * max_queue_s) for part in (1.0, OVERLOAD_PART)]
         self._calm_s = CALM_PART * OVERLOAD_PART * max_queue_s if max_queue_s else inf
-        self._demand = _Demand(max_queue_s / 2) if max_queue_s else None
+        self._demand = _Demand(2 * max_queue_s) if max_queue_s else None
         self._true_tokens = self._estimated_tokens = 1.0
 
     @property
@@ -193,6 +208,8 @@ class Admission:
             )
         if inside:
             self._check_time(own or _AdmittedCounts(), traffic, tokens, deadline)
+        else:
+            self._reset_delays()
         if own is None:
             own = self._flows[flow] = _AdmittedCounts()
         self._count(flow, own, 1, items, tokens)
@@ -226,44 +243,58 @@ class Admission:
             each.tokens += tokens
 
     def _check_time(self, own: _AdmittedCounts, traffic: TrafficClass, tokens: int, deadline: float) -> None:
-        longest = self._estimate_seconds(self._total.tokens + tokens)
+        longest = self._predict(self._total.tokens + tokens)
         if longest is None:
             return
         now = self._clock()
         left = LATE_PART * (deadline - now)
-        if longest <= min(left, self._calm_s):  # in time even behind everything, whatever its share
+        if longest.last <= left and longest.seconds <= self._calm_s:  # even behind everything, whatever its share
             if traffic == "interactive":
-                for standing in self._sustained_delays:
-                    standing.reset()
+                self._reset_delays()
             return
-        seconds = self._estimate_seconds(self._tokens_ahead(own, traffic, tokens)) or 0.0
-        if seconds > left:
+        ahead = self._predict(self._tokens_ahead(own, traffic, tokens))
+        if ahead is None:
+            return
+        if ahead.last > left:
             raise Overloaded(
-                f"the queue takes about {seconds:.1f} s, but the request has only {max(deadline - now, 0.0):.1f} "
+                f"the queue takes about {ahead.last:.1f} s, but the request has only {max(deadline - now, 0.0):.1f} "
                 "s left: try again later, or allow more time",
-                retry_after=wait_before_retry(seconds - left, self._jitter),
+                retry_after=wait_before_retry(ahead.last - left, self._jitter),
             )
         if traffic == "interactive" and self._demand is not None:
-            self._check_queue(tokens, seconds, now, self._demand.is_overloaded(now))
+            self._check_queue(tokens, ahead, now, self._demand)
 
-    def _check_queue(self, tokens: int, seconds: float, now: float, overloaded: bool) -> None:
-        """Raise Overloaded for an interactive request that would be answered in `seconds`, behind a standing queue.
+    def _reset_delays(self) -> None:
+        for standing in self._sustained_delays:
+            standing.reset()
 
-        A wait no longer than the request's own engine call is not refused: on a slow engine, fair sharing still puts
-        the requests of a modest client into the next batch, however many another client sends.
+    def _check_queue(self, tokens: int, ahead: DrainTime, now: float, demand: _Demand) -> None:
+        """Raise Overloaded for an interactive request with `ahead` before it, its own tokens included, behind a
+        standing queue.
+
+        A wait no longer than one batch is not refused: on a slow engine, fair sharing still puts the requests of a
+        modest client into the next batch, however many another client sends.
         """
         lane = self._classes["interactive"]
-        queue = self._estimate_seconds(self._add_other_classes(lane.tokens, "interactive")) or 0.0
-        few = lane.requests < FEW_REQUESTS
+        standing_queue = self._predict(self._add_other_classes(lane.tokens, "interactive"))
+        queue = standing_queue.seconds if standing_queue is not None else 0.0
         always, tight = self._sustained_delays
-        bounds = ((always, True, "max_queue_ms"), (tight, overloaded, "a fraction of max_queue_ms, under overload"))
-        for standing, counts, name in bounds:
-            # Observed for few requests too, so that a drained queue is noticed.
-            if not standing.observe(queue, now) or few or not counts or seconds <= standing.limit:
+        # Observed for few requests too, so that a drained queue is noticed.
+        always_s, tight_s = always.observe(queue, now), tight.observe(queue, now)
+        if tight_s < self._max_queue_s / 2:
+            # The burst that began the queue is no sign of what follows: many callers may start at the same moment.
+            demand.restart(now)
+        overloaded = demand.is_overloaded(now, lane.items * SLACK_PART)
+        bounds = (
+            (always, always_s, FEW_CALLERS, "max_queue_ms"),
+            (tight, tight_s, FEW_REQUESTS if overloaded else inf, "a fraction of max_queue_ms, under overload"),
+        )
+        for standing, stood_s, few, name in bounds:
+            if stood_s < self._max_queue_s or lane.requests < few or ahead.seconds <= standing.limit:
                 continue
-            own_s = self._estimate_seconds(tokens) or 0.0
-            wait_s = seconds - own_s
-            if wait_s > max(standing.limit, own_s):
+            own = self._predict(tokens)
+            wait_s = ahead.seconds - (own.seconds if own is not None else 0.0)
+            if wait_s > max(standing.limit, ahead.batch):
                 raise Overloaded(
                     f"the queue takes about {wait_s:.1f} s, over the limit of {standing.limit:g} s ({name}): try again "
                     "later",
@@ -287,7 +318,7 @@ class Admission:
         others = self._total.tokens - self._classes[traffic].tokens
         return tokens + min(others, tokens * sum(WEIGHTS.values()) / WEIGHTS[traffic] - tokens)
 
-    def _estimate_seconds(self, tokens: float) -> float | None:
+    def _predict(self, tokens: float) -> DrainTime | None:
         return self._drain(
             tokens * self._true_tokens / self._estimated_tokens, tokens * self._total.items / max(self._total.tokens, 1)
         )

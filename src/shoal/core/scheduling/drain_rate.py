@@ -7,13 +7,17 @@ it would refuse work that would only make the batches larger.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import ceil
 from typing import NamedTuple
 
 from shoal.core.protocols import EngineFacts
-from shoal.core.scheduling.planner import Limits, longest_batch_s
+from shoal.core.scheduling.planner import Limits, longest_batch_tokens
 
 DECAY = 0.9
 """Decay of older batches at each new one: about ten count, so the estimate follows a change within a second."""
+
+ROUNDING = 0.01
+"""Fraction of a batch by which a queue may exceed whole batches and still be counted as them."""
 
 LEAST_BATCHES = 3
 """Batches that must finish under load before the first prediction."""
@@ -28,6 +32,18 @@ class FinishedBatch(NamedTuple):
     tokens: int
     padded_tokens: int
     is_full: bool
+
+
+class DrainTime(NamedTuple):
+    """Seconds that queued work takes.
+
+    `last`: until its last item is answered, in whole batches, because later arrivals fill the batch of that item, and
+    a batch runs on one core. `batch`: one batch of it, as large as there can be.
+    """
+
+    seconds: float
+    last: float
+    batch: float
 
 
 class DrainRate:
@@ -66,22 +82,34 @@ class DrainRate:
             self._batches += 1
         self._mark = now if saturated else None
 
-    def seconds(self, tokens: float, items: float, replicas: Iterable[EngineFacts]) -> float:
-        """Seconds that these replicas together need for `tokens` tokens in `items` items."""
+    def interrupt(self) -> None:
+        """Record that a batch ended without a result: the time until the next one says nothing of the pace."""
+        self._mark = None
+
+    def predict(self, tokens: float, items: float, replicas: Iterable[EngineFacts]) -> DrainTime:
+        """Predict how long these replicas together need for `tokens` tokens in `items` items."""
         padding = self._padded_tokens / self._tokens
         each = padding * tokens / max(items, 1.0)
-        rate = least = 0.0
+        rate = least = most = 0.0
+        cores = 0
         for facts in replicas:
             batch = min(self._full_batch_tokens(facts, each), padding * tokens)
             seconds = facts.cost.seconds(round(batch))
             least = min(least, seconds) if least else seconds
+            most = max(most, seconds)
+            cores += facts.parallel or facts.slots
             rate += (facts.parallel or facts.slots) * batch / padding / max(seconds, 1e-9)
-        return max(tokens / rate, least) * self.pace if rate else 0.0
+        if not rate:
+            return DrainTime(0.0, 0.0, 0.0)
+        seconds = last = max(tokens / rate, least)
+        batches = tokens / rate * cores / max(most, 1e-9)
+        if batches > 1.0 + ROUNDING:
+            last = (ceil(batches - ROUNDING) + cores - 1) * most / cores
+        return DrainTime(seconds * self.pace, last * self.pace, most * self.pace)
 
     def _full_batch_tokens(self, facts: EngineFacts, each: float) -> float:
         """Padded tokens of a full batch whose items have `each` padded tokens."""
-        limits, cost = self._limits, facts.cost
+        limits = self._limits
         most: float = min(limits.max_batch_tokens, facts.max_batch_tokens or limits.max_batch_tokens)
         most = min(most, each * min(limits.max_batch_size, facts.max_batch_size))
-        in_time = (longest_batch_s(limits, cost) - cost.fixed) / max(cost.per_token, 1e-12)
-        return max(min(most, in_time), each, 1.0)
+        return max(min(most, longest_batch_tokens(limits, facts.cost)), each, 1.0)

@@ -36,7 +36,7 @@ from shoal.core.protocols import (
 )
 from shoal.core.scheduling.admission import Admission, classify_traffic
 from shoal.core.scheduling.coalescing import Coalescer
-from shoal.core.scheduling.drain_rate import DrainRate, FinishedBatch
+from shoal.core.scheduling.drain_rate import DrainRate, DrainTime, FinishedBatch
 from shoal.core.scheduling.planner import LOOK_AGAIN_S, Limits, Planner, Wait
 from shoal.core.scheduling.preparation import Outcome, Preparer
 from shoal.core.scheduling.replica import Replica, SlotLease
@@ -68,8 +68,8 @@ class _InFlightBatch(msgspec.Struct, eq=False):
     """One batch on one replica; `facts` are the replica's when the batch started, `retries` those of the failed batch
     that it is a part of (None: of none).
 
-    Set when the engine call returns: `padded_tokens`, the padded tokens computed; `seconds`, the duration of the call;
-    `own_seconds`, that duration without the wait behind another batch.
+    `padded_tokens` is set when the engine is called. Set when the call returns: `seconds`, its duration; `own_seconds`,
+    that duration without the wait behind another batch.
     """
 
     id: int
@@ -132,9 +132,7 @@ class Lane:
         self.replicas = ReplicaPool(engines)
         self.options = options
         self._drain = DrainRate(options.limits)
-        self.admission = Admission(
-            options.max_items, clock, drain=self._estimate_seconds, max_queue_s=options.max_queue_s
-        )
+        self.admission = Admission(options.max_items, clock, drain=self._predict_drain, max_queue_s=options.max_queue_s)
         self.failure: InternalError | None = None
         self._observer = observer or Observer()
         self._clock = clock
@@ -350,7 +348,9 @@ class Lane:
         replica = free[0] if len(free) == 1 else self.replicas.choose(free, now)
         share = max(1, sum(map(Replica.idle_cores, free))) if self._planner.items > 1 else 1
         facts = replica.facts
-        decision, late = self._planner.take(facts, now, share=share, behind=replica.backlog_s(now))
+        decision, late = self._planner.take(
+            facts, now, share=share, behind=replica.backlog_s(now), replicas=len(self.replicas)
+        )
         for item in late:
             self._coalescer.forget(item)
             for request, _ in item.waiters:
@@ -417,6 +417,7 @@ class Lane:
         `finally`."""
         if run in self._in_flight:
             self._release(run)
+            self._drain.interrupt()
             self._wake()
 
     def _release(self, run: _InFlightBatch) -> None:
@@ -449,17 +450,17 @@ class Lane:
         if len(prepared) > 1 and any(item.outputs != output_names for item in prepared):
             output_names = tuple(sorted({name for item in prepared for name in item.outputs}))
         inputs = self.pipeline.collate(prepared, facts)
+        run.padded_tokens = (
+            max([array.size for array in inputs.values()])
+            if facts.pads_batches
+            else sum([item.cost for item in prepared])
+        )
         started = self._clock()
         outputs = await engine.infer(
             inputs, output_names, prepared[0].params, max([item.deadline for item in run.items])
         )
         run.seconds = self._clock() - started
         run.own_seconds = started + run.seconds - max(started, run.lease.started)
-        run.padded_tokens = (
-            max([array.size for array in inputs.values()])
-            if facts.pads_batches
-            else sum([item.cost for item in prepared])
-        )
         # Start the slot's next batch before writing this one's answers: that occupies the event loop, and the engine
         # would idle meanwhile.
         self._release(run)
@@ -480,13 +481,11 @@ class Lane:
         cores = sum([replica.cores for replica in serving])
         self._drain.record_batch(now, batch, cores, saturated=not any(map(Replica.idle_cores, serving)))
 
-    def _estimate_seconds(self, tokens: float, items: float) -> float | None:
-        """Estimate the seconds that this much of the queue takes; None while unknown."""
+    def _predict_drain(self, tokens: float, items: float) -> DrainTime | None:
         if not self._drain.is_known:
             return None
-        return self._drain.seconds(
-            tokens, items, [each.facts for each in self.replicas.serving_replicas(self._clock())]
-        )
+        replicas = [each.facts for each in self.replicas.serving_replicas(self._clock())]
+        return self._drain.predict(tokens, items, replicas)
 
     def _finish_rows(self, outputs: Tensors, prepared: list[Prepared]) -> Sequence[Row | CountedRow | ShoalError]:
         try:
@@ -507,7 +506,7 @@ class Lane:
         return rows
 
     def _learn(self, run: _InFlightBatch) -> None:
-        run.replica.record_batch(run.padded_tokens, run.own_seconds)
+        run.replica.record_batch(run.padded_tokens, run.own_seconds, saturated=run.lease.saturated)
         self.replicas.retry_budget.earn()
         self._report(run, run.padded_tokens, run.seconds, None)
 
@@ -554,6 +553,11 @@ class Lane:
             run.replica.pause(self._clock(), error.retry_after)
         if isinstance(error, OutOfMemory):
             run.replica.shrink(sum(item.cost for item in run.items))
+        if isinstance(error, DeadlineExceeded):
+            run.replica.record_timeout(run.padded_tokens, self._clock() - max(run.started, run.lease.started))
+            self._release(run)
+            self._pump()
+            self._record_drain(run)
         if not items:
             return
         # Count all items that ran together: the bad one may be an item whose caller has left since.

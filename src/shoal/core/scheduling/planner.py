@@ -35,6 +35,9 @@ may be longer (up to `max_batch_ms`), because short ones would cost the bulk cli
 call, 40 us a token and 30 single texts a second: bulk keeps 93 % of its rate instead of 72 %, and single texts wait
 31 ms longer instead of 17."""
 
+DELAY_PART = 0.25
+"""Fraction of the queue's delay that an efficient batch may take: whoever arrives waits that long in any case."""
+
 MIXED_PART = 0.25
 """Fraction of `max_batch_ms` up to which bulk items may fill a batch of an interactive item, which waits for them."""
 
@@ -78,13 +81,17 @@ class Limits:
     max_age_ms: float = 250.0
 
 
-def longest_batch_s(limits: Limits, cost: CostModel) -> float:
-    """Return the maximum predicted duration of a batch.
+def longest_batch_tokens(limits: Limits, cost: CostModel, delay: float = 0.0) -> float:
+    """Return the maximum padded tokens of a batch, where the queue takes `delay` seconds.
 
-    Its tokens may always take as long as the call overhead: each call costs that in any case, and batches of one under
+    A batch may take `max_batch_ms`, or longer where a larger one is worth it: up to the size at which the engine is
+    efficient, as long as its tokens take at most `max_age_ms`, or a fraction of the delay that the queue has anyway.
+    They may always take as long as the call overhead: each call costs that in any case, and batches of one under
     expensive calls would only lengthen the queue.
     """
-    return max(limits.max_batch_ms / 1000, cost.fixed * 2)
+    patience = max(limits.max_age_ms / 1000, delay * DELAY_PART)
+    least = cost.tokens_within(max(limits.max_batch_ms / 1000, cost.fixed * 2))
+    return max(least, min(cost.efficient(), cost.tokens_within(cost.fixed + patience)))
 
 
 class Batch(msgspec.Struct, Generic[E], frozen=True):
@@ -185,14 +192,15 @@ class _Class(Generic[E]):
     last_served: float = 0.0
     since: float = 0.0
     items: int = 0
+    tokens: int = 0
 
 
 class _Draft(msgspec.Struct, Generic[E]):
-    """The batch being filled. `seconds` is its maximum predicted duration, `waste` the padding by bucket length."""
+    """The batch being filled. `longest`: padded tokens that its duration allows. `waste`: padding by bucket length."""
 
     facts: EngineFacts
     limits: Limits
-    seconds: float = 0.0
+    longest: float = 0.0
     entries: list[E] = msgspec.field(default_factory=list)
     length: int = 0
     tokens: int = 0
@@ -208,8 +216,7 @@ class _Draft(msgspec.Struct, Generic[E]):
         if facts.pads_batches:
             tokens = round_up(size, facts.size_buckets) * max(length, self.length)
         most = min(self.limits.max_batch_tokens, facts.max_batch_tokens or self.limits.max_batch_tokens)
-        roomy = size <= min(self.limits.max_batch_size, facts.max_batch_size) and tokens <= most
-        inside = roomy and facts.cost.seconds(tokens) <= self.seconds
+        inside = size <= min(self.limits.max_batch_size, facts.max_batch_size) and tokens <= min(most, self.longest)
         self.limited = self.limited or not inside
         return inside
 
@@ -264,6 +271,7 @@ class Planner(Generic[E]):
             lane.since = now
             lane.vtime = max(lane.vtime, self._virtual_now())
         lane.items += 1
+        lane.tokens += entry.cost
         if self.items:
             if self._single_entry is not None:
                 self._enter_flow(self._single_entry)
@@ -288,13 +296,13 @@ class Planner(Generic[E]):
             self._remove(entry)
 
     def take(
-        self, facts: EngineFacts, now: float, *, share: int = 1, behind: float = 0.0
+        self, facts: EngineFacts, now: float, *, share: int = 1, behind: float = 0.0, replicas: int = 1
     ) -> tuple[Batch[E] | Wait, list[E]]:
         """Return the next batch for a free slot of a replica with these facts, and the entries that cannot meet their
         deadline, which leave the queue without a call.
 
         `share` > 1 splits the queue over that many slots, which are free now and compute in parallel. A batch that
-        starts now waits `behind` seconds on the replica.
+        starts now waits `behind` seconds on the replica, one of `replicas` that serve the queue.
         """
         expired: list[E] = []
         if not self.items:
@@ -304,7 +312,7 @@ class Planner(Generic[E]):
             return Wait(until), expired
         if self._single_entry is not None:
             return self._take_lone(self._single_entry, facts, now, behind)
-        draft = self._fill(facts, now, share, behind, expired)
+        draft = self._fill(facts, now, share, behind, replicas, expired)
         if draft is None:
             # Every examined entry has expired. If others remain, nothing else would wake the lane.
             return Wait(now + LOOK_AGAIN_S if self.items else None), expired
@@ -324,7 +332,9 @@ class Planner(Generic[E]):
         flush = "full" if full else "age" if self.limits.max_wait_time_ms else "idle"
         return Batch([entry], flush), []
 
-    def _fill(self, facts: EngineFacts, now: float, share: int, behind: float, expired: list[E]) -> _Draft[E] | None:
+    def _fill(
+        self, facts: EngineFacts, now: float, share: int, behind: float, replicas: int, expired: list[E]
+    ) -> _Draft[E] | None:
         draft: _Draft[E] = _Draft(facts, self.limits)
         worthwhile = LEAST_PART * facts.cost.fixed / max(facts.cost.per_token, 1e-9)
         portion = max(-(-self.tokens // share), worthwhile) if share > 1 else self.tokens
@@ -332,7 +342,7 @@ class Planner(Generic[E]):
         hasty: list[E] = []
         for name in self._class_order(now):
             lane = self._classes[name]
-            draft.seconds, draft.is_full = self._seconds_for(name, draft, now), False
+            draft.longest, draft.is_full = self._longest_tokens(name, draft, now, replicas), False
             while lane.root.heap and looked < SCAN_LIMIT and not draft.is_closed(portion):
                 client, flow = self._top(lane.root)
                 key = self._match(flow, draft)
@@ -427,17 +437,20 @@ class Planner(Generic[E]):
             branch.restore()
         self._skipping_branches.clear()
 
-    def _seconds_for(self, name: TrafficClass, draft: _Draft[E], now: float) -> float:
-        """Like `longest_batch_s`, but shorter for bulk items that share the lane with interactive ones."""
-        fixed, seconds = draft.facts.cost.fixed, self.limits.max_batch_ms / 1000
+    def _longest_tokens(self, name: TrafficClass, draft: _Draft[E], now: float, replicas: int) -> float:
+        """Like `longest_batch_tokens`, but fewer for bulk items that share the lane with interactive ones."""
+        facts, cost, seconds = draft.facts, draft.facts.cost, self.limits.max_batch_ms / 1000
+        cores = facts.parallel or facts.slots
         if name == "bulk" and draft.entries:
             # An interactive item waits for the bulk items in its batch.
-            return max(seconds * MIXED_PART, fixed * (1 + MIXED_PART))
+            return cost.tokens_within(max(seconds * MIXED_PART, cost.fixed * (1 + MIXED_PART)))
         if name == "bulk" and now - self._interactive_seen < INTERACTIVE_MEMORY_S:
-            seconds = max(seconds * SHARED_BULK_PART, min(seconds, fixed / SHARED_CALL_PART))
+            seconds = max(seconds * SHARED_BULK_PART, min(seconds, cost.fixed / SHARED_CALL_PART))
             # Where slots share cores, an arriving item waits for the batches of all slots.
-            seconds *= (draft.facts.parallel or draft.facts.slots) / draft.facts.slots
-        return max(seconds, fixed * 2)
+            return cost.tokens_within(max(seconds * cores / facts.slots, cost.fixed * 2))
+        # An interactive item that arrives does not wait for queued bulk items, only for their batches.
+        delay = cost.seconds(self._classes[name].tokens) / (cores * replicas) if name == "interactive" else 0.0
+        return longest_batch_tokens(self.limits, cost, delay)
 
     def _predict_seconds(self, facts: EngineFacts, draft: _Draft[E], entry: E) -> float:
         """Predict the duration of the batch that this entry would join: a full one, or the whole queue.
@@ -446,7 +459,7 @@ class Planner(Generic[E]):
         """
         cost = facts.cost
         queued = min(draft.tokens + entry.cost + self.tokens, entry.cost * self._max_items(facts))
-        return max(min(draft.seconds, cost.seconds(queued)), cost.seconds(entry.cost))
+        return cost.seconds(max(min(draft.longest, queued), entry.cost))
 
     def _class_order(self, now: float) -> list[TrafficClass]:
         """Return the classes by virtual time; a class not served for `max_age_ms` goes first.
@@ -504,7 +517,9 @@ class Planner(Generic[E]):
             self._single_entry = None
         self.items -= 1
         self.tokens -= entry.cost
-        self._classes[entry.traffic].items -= 1
+        lane = self._classes[entry.traffic]
+        lane.items -= 1
+        lane.tokens -= entry.cost
         while self._arrivals and not self._arrivals[0].queued:
             self._arrivals.popleft()
 

@@ -16,13 +16,18 @@ LEAST_TOKENS = 1
 BUSY_PAUSE_S = 0.1
 """Pause of a replica that was too busy and did not say for how long."""
 
+TIMEOUT_FACTOR = 2.0
+"""Assumed ratio of a batch's duration to the time after which it was given up: a prediction that is far too short is
+corrected in a few batches, and one that becomes too long by the next batch that succeeds."""
+
 
 class SlotLease(msgspec.Struct, eq=False):
     """A batch on the replica.
 
     `started`: the estimated start of its computation: when it was sent, or when an earlier batch ended if it
     `waits_for_core`. `shared`: another batch was in flight at the same time. `suspect`: it has the replica to itself,
-    because a recent batch crashed it or failed in company. `seconds`: its predicted duration.
+    because a recent batch crashed it or failed in company. `seconds`: its predicted duration. `saturated`: it left no
+    core of the replica idle.
     """
 
     started: float
@@ -30,6 +35,7 @@ class SlotLease(msgspec.Struct, eq=False):
     shared: bool = False
     suspect: bool = False
     seconds: float = 0.0
+    saturated: bool = False
 
 
 class Replica:
@@ -112,7 +118,9 @@ class Replica:
         """Take a slot for a batch that is predicted to take `seconds`; `end` gives the slot back."""
         running = len(self._leases)
         self.last_start = now
-        lease = SlotLease(now, running >= self.cores, shared=running > 0, suspect=self._suspects > 0, seconds=seconds)
+        lease = SlotLease(
+            now, running >= self.cores, running > 0, self._suspects > 0, seconds, saturated=running + 1 >= self.cores
+        )
         for other in self._leases:
             other.shared = True
         self._leases.append(lease)
@@ -126,16 +134,26 @@ class Replica:
             if each.waits_for_core:
                 each.started, each.waits_for_core = now, False
 
-    def record_batch(self, tokens: int, seconds: float) -> None:
+    def record_batch(self, tokens: int, seconds: float, *, saturated: bool = False) -> None:
         """Record a successful batch: learn its cost and reset the ejection state.
 
         `seconds` excludes the wait behind another batch. Included, it would look like an expensive call, for which the
         planner makes larger batches, which in turn lengthen the next wait.
         """
-        self._cost.observe(tokens, seconds)
+        self._cost.observe(tokens, seconds, saturated=saturated)
         self._facts = None
         self.ejection.record_success()
         self._unreachable_until = 0.0
+
+    def record_timeout(self, tokens: int, seconds: float) -> None:
+        """Record a batch that ended unfinished after `seconds`, at its deadline.
+
+        If that is longer than predicted, learn that such a batch takes longer still: where every batch ended this way,
+        a prediction that is too short would never be corrected.
+        """
+        if tokens and seconds > self.facts.cost.seconds(tokens):
+            self._cost.observe(tokens, seconds * TIMEOUT_FACTOR)
+            self._facts = None
 
     def record_crash(self, items: int) -> None:
         """Record a crash of the replica's process while a batch of `items` ran.

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.protocols import CostModel
-from shoal.core.scheduling.cost import OnlineCost
+from shoal.core.protocols import EFFICIENCY, CostModel
+from shoal.core.scheduling.cost import BATCHES_BETWEEN, LARGEST, OnlineCost, RateCurve
 
 fixeds = st.floats(0.0001, 0.02)
 slopes = st.floats(1e-6, 1e-3)
@@ -96,3 +96,53 @@ def test_a_cost_that_bends_upwards_keeps_its_mean() -> None:
         cost.observe(1024, 0.1)
     assert cost.model.fixed == pytest.approx(0, abs=1e-9)
     assert cost.model.seconds(544) == pytest.approx(0.0505, rel=0.05)
+
+
+def curve_of(batches: dict[int, float], times: int = 8) -> RateCurve:
+    """The curve after so many batches of each number of tokens, in seconds."""
+    curve = RateCurve()
+    for _ in range(times):
+        for tokens, seconds in batches.items():
+            curve.observe(tokens, seconds)
+    return curve
+
+
+def test_the_efficient_size_is_where_the_rate_stops_to_grow() -> None:
+    """A call of 3 ms up to 1,024 tokens, in proportion beyond: 1,024 tokens are as good as more, and fewer are not."""
+    curve = curve_of({tokens: 0.003 * max(1.0, tokens / 1024) for tokens in (64, 256, 512, 1024, 2048, 4096)})
+    assert curve.efficient_tokens(CostModel(0.003, 0.003 / 1024)) == 1024
+
+
+def test_sizes_that_never_ran_count_as_the_line_says() -> None:
+    """Small batches only: the line promises more of larger ones, so they are tried."""
+    line = CostModel(0.003, 0.00001)
+    curve = curve_of({64: line.seconds(64)})
+    promised = curve.efficient_tokens(line)
+    assert promised >= EFFICIENCY / (1 - EFFICIENCY) * line.fixed / line.per_token / 1.5
+    for _ in range(8):
+        curve.observe(promised, promised * line.seconds(64) / 64)
+    assert curve.efficient_tokens(line) != promised, "it kept no promise"
+
+
+@settings(max_examples=200)
+@given(
+    batches=st.lists(st.tuples(st.integers(1, 100_000), st.floats(1e-6, 100.0)), max_size=60),
+    fixed=fixeds,
+    slope=slopes,
+)
+def test_the_efficient_size_is_one_of_the_sizes(batches: list[tuple[int, float]], fixed: float, slope: float) -> None:
+    curve = RateCurve()
+    for tokens, seconds in batches:
+        curve.observe(tokens, seconds)
+    assert curve.efficient_tokens(CostModel(fixed, slope)) in LARGEST
+
+
+def test_only_batches_that_leave_no_core_idle_shape_the_curve() -> None:
+    """A lone batch on an idle machine is faster than one beside others."""
+    cost = OnlineCost(CostModel(0.001, 0.00001))
+    for _ in range(4 * BATCHES_BETWEEN):
+        cost.observe(64, 0.002)
+    assert cost.model.efficient_tokens == 0
+    for _ in range(BATCHES_BETWEEN):
+        cost.observe(64, 0.002, saturated=True)
+    assert cost.model.efficient_tokens > 0

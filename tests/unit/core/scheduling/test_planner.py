@@ -68,6 +68,7 @@ def test_linger_is_an_upper_bound() -> None:
 
 def test_batches_stop_at_each_limit() -> None:
     """Size, padded tokens and predicted time each end a batch, which then counts as full."""
+    facts = msgspec.structs.replace(FACTS, cost=CostModel(0.001, 0.00002, efficient_tokens=8))
     for limits, expected in (
         ({"max_batch_size": 3}, 3),
         ({"max_batch_tokens": 33}, 4),
@@ -76,7 +77,7 @@ def test_batches_stop_at_each_limit() -> None:
         queue = planner(**limits)
         for number in range(8):
             queue.add(Work(request=number), 0.0)
-        batch = taken(queue)
+        batch = taken(queue, facts=facts)
         assert (len(batch.entries), batch.flush) == (expected, "full")
 
 
@@ -409,7 +410,13 @@ def test_every_item_leaves_exactly_once_and_batches_keep_the_limits(
     """No item is lost, duplicated or run after its cancellation, and batches keep the limits."""
     queue = planner(max_batch_size=size, max_batch_tokens=300, max_batch_ms=5.0)
     facts = EngineFacts(
-        name="r", inputs=(), outputs=(), pads_batches=padded, length_buckets=BUCKETS, size_buckets=(1, 2, 4, 8)
+        name="r",
+        inputs=(),
+        outputs=(),
+        pads_batches=padded,
+        length_buckets=BUCKETS,
+        size_buckets=(1, 2, 4, 8),
+        cost=CostModel(efficient_tokens=120),
     )
     waiting: list[Work] = []
     left: list[Work] = []
@@ -457,7 +464,12 @@ def times(queue: Planner[Work], *deadlines: float, now: float = 0.0, behind: flo
 
 
 SLOW = EngineFacts(
-    name="r", inputs=("ids",), outputs=("v",), max_batch_size=8, length_buckets=BUCKETS, cost=CostModel(0.1, 0.005)
+    name="r",
+    inputs=("ids",),
+    outputs=("v",),
+    max_batch_size=8,
+    length_buckets=BUCKETS,
+    cost=CostModel(0.1, 0.005, efficient_tokens=20),
 )
 """0.14 s a text of 8 tokens, 0.18 s two, 0.2 s at most."""
 
