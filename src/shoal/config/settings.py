@@ -180,8 +180,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_ms: Annotated[
         Duration,
         _batching(
-            "Maximum expected run time of a batch, or twice that of a single call if longer; ten times as long for "
-            "images."
+            "Expected run time up to which a batch grows, or twice that of a single call if longer; ten times as long "
+            "for images. Up to six times that where the engine is faster with larger batches, and longer under backlog."
         ),
     ] = 40.0
     max_wait_time_ms: Annotated[

@@ -21,7 +21,7 @@ from tests.unit.core.lanes import make_lane
 RATE = 30.0
 SECONDS = 5.0
 ALLOWED_RISE_MS = Limits().max_batch_ms + 10
-BULK_KEEPS = 0.8
+BULK_KEEPS = 0.75
 
 BULKS = {
     "one": ["bulk"],
@@ -62,8 +62,8 @@ def alone(engine: str, lengths: str) -> tuple[TrafficResult, TrafficResult]:
 )
 @pytest.mark.parametrize("engine", ENGINES)
 def test_bulk_and_interactive_callers_share_a_lane(engine: str, lengths: str, bulk: str) -> None:
-    """The p99 of single texts rises by at most max_batch_ms + 10 ms, none is rejected, and bulk keeps 80 % of its
-    rate."""
+    """The p99 of single texts rises by at most max_batch_ms + 10 ms, none is rejected, and bulk keeps three quarters of
+    the rate that it has alone, in batches as long as the engine is best at."""
     people, solo = alone(engine, lengths)
     both = play(ENGINES[engine], LENGTHS[lengths], bulk=BULKS[bulk])
     assert both.refused == 0

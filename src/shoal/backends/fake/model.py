@@ -313,10 +313,6 @@ class FakeEngine:
     async def aclose(self) -> None:
         self.online = False
 
-    def batch_seconds(self, tokens: int) -> float:
-        """Return the seconds that a batch of `tokens` padded tokens takes."""
-        return self._script.delay_ms / 1e3 + self._script.token_us / 1e6 * tokens
-
     async def infer(
         self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
     ) -> dict[str, Array]:
@@ -326,7 +322,8 @@ class FakeEngine:
             raise EngineFailed("more batches than slots")
         self.running += 1
         try:
-            if seconds := self.batch_seconds(ids.size):
+            seconds = self._script.delay_ms / 1e3 + self._script.token_us / 1e6 * ids.size
+            if seconds:
                 async with asyncio.timeout(deadline - asyncio.get_running_loop().time()):
                     async with self._cores:
                         await asyncio.sleep(seconds)

@@ -96,19 +96,15 @@ class _SustainedDelay:
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
-        self._since: float | None = None
-
-    def reset(self) -> None:
-        """Record that the queue takes no time worth noting."""
-        self._since = None
+        self.since: float | None = None
 
     def observe(self, seconds: float, now: float) -> float:
         """Record that the queue takes `seconds` now; returns for how many seconds it has been too long."""
         if seconds < self.limit * CALM_PART:
-            self.reset()
-        elif seconds > self.limit and self._since is None:
-            self._since = now
-        return now - self._since if self._since is not None else 0.0
+            self.since = None
+        elif seconds > self.limit and self.since is None:
+            self.since = now
+        return now - self.since if self.since is not None else 0.0
 
 
 class _Demand:
@@ -265,8 +261,9 @@ class Admission:
             self._check_queue(tokens, ahead, now, self._demand)
 
     def _reset_delays(self) -> None:
+        """Record that the queue takes no time worth noting."""
         for standing in self._sustained_delays:
-            standing.reset()
+            standing.since = None
 
     def _check_queue(self, tokens: int, ahead: DrainTime, now: float, demand: _Demand) -> None:
         """Raise Overloaded for an interactive request with `ahead` before it, its own tokens included, behind a

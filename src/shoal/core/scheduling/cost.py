@@ -59,7 +59,7 @@ class RateCurve:
     def observe(self, tokens: int, seconds: float) -> None:
         self.batches += 1
         size = self._sizes[min((tokens * tokens - 1).bit_length(), len(LARGEST) - 1)]
-        size.weight = min(size.weight_at(self.batches) + 1.0, TRUSTED_BATCHES)
+        size.weight = min(size.weight * FORGETTING ** (self.batches - size.latest) + 1.0, TRUSTED_BATCHES)
         size.latest = self.batches
         size.seconds += (seconds / tokens - size.seconds) / size.weight
 

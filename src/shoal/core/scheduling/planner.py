@@ -35,6 +35,10 @@ may be longer (up to `max_batch_ms`), because short ones would cost the bulk cli
 call, 40 us a token and 30 single texts a second: bulk keeps 93 % of its rate instead of 72 %, and single texts wait
 31 ms longer instead of 17."""
 
+PATIENCE = 6
+"""Multiple of `max_batch_ms` that an efficient batch may always take: 240 ms by default, about the time after which a
+class that was not served goes first."""
+
 DELAY_PART = 0.25
 """Fraction of the queue's delay that an efficient batch may take: whoever arrives waits that long in any case."""
 
@@ -85,12 +89,13 @@ def longest_batch_tokens(limits: Limits, cost: CostModel, delay: float = 0.0) ->
     """Return the maximum padded tokens of a batch, where the queue takes `delay` seconds.
 
     A batch may take `max_batch_ms`, or longer where a larger one is worth it: up to the size at which the engine is
-    efficient, as long as its tokens take at most `max_age_ms`, or a fraction of the delay that the queue has anyway.
-    They may always take as long as the call overhead: each call costs that in any case, and batches of one under
-    expensive calls would only lengthen the queue.
+    efficient, as long as its tokens take at most `PATIENCE` times that, or a fraction of the delay that the queue has
+    anyway. They may always take as long as the call overhead: each call costs that in any case, and batches of one
+    under expensive calls would only lengthen the queue.
     """
-    patience = max(limits.max_age_ms / 1000, delay * DELAY_PART)
-    least = cost.tokens_within(max(limits.max_batch_ms / 1000, cost.fixed * 2))
+    seconds = limits.max_batch_ms / 1000
+    patience = max(seconds * PATIENCE, delay * DELAY_PART)
+    least = cost.tokens_within(max(seconds, cost.fixed * 2))
     return max(least, min(cost.efficient(), cost.tokens_within(cost.fixed + patience)))
 
 
@@ -258,7 +263,7 @@ class Planner(Generic[E]):
         }
         self._arrivals: deque[E] = deque()
         self._sequence = count(1)
-        self._interactive_seen = float("-inf")
+        self._interactive_seen: float | None = None
         self._skipping_branches: list[_Branch[E]] = []
         self._single_entry: E | None = None
 
@@ -282,8 +287,8 @@ class Planner(Generic[E]):
         self.items += 1
         self.tokens += entry.cost
         self._arrivals.append(entry)
-        if entry.traffic == "interactive":
-            self._interactive_seen = now
+        if entry.traffic == "interactive" or self._interactive_seen is None:
+            self._interactive_seen = now  # a new lane counts as shared: it is chance who comes first
 
     def _enter_flow(self, entry: E) -> None:
         client = self._child(self._classes[entry.traffic].root, entry.client)
@@ -444,10 +449,12 @@ class Planner(Generic[E]):
         if name == "bulk" and draft.entries:
             # An interactive item waits for the bulk items in its batch.
             return cost.tokens_within(max(seconds * MIXED_PART, cost.fixed * (1 + MIXED_PART)))
-        if name == "bulk" and now - self._interactive_seen < INTERACTIVE_MEMORY_S:
+        if name == "bulk" and now - (self._interactive_seen or now) < INTERACTIVE_MEMORY_S:
             seconds = max(seconds * SHARED_BULK_PART, min(seconds, cost.fixed / SHARED_CALL_PART))
             # Where slots share cores, an arriving item waits for the batches of all slots.
             return cost.tokens_within(max(seconds * cores / facts.slots, cost.fixed * 2))
+        if draft.entries:
+            return cost.tokens_within(max(seconds, cost.fixed * 2))
         # An interactive item that arrives does not wait for queued bulk items, only for their batches.
         delay = cost.seconds(self._classes[name].tokens) / (cores * replicas) if name == "interactive" else 0.0
         return longest_batch_tokens(self.limits, cost, delay)

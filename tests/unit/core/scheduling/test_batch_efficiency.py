@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from itertools import count
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
 
 from shoal.backends.fake.model import FakeEngine, FakeScript
 from shoal.backends.local.shapes import fit_cost
-from shoal.core.protocols import CostModel
+from shoal.core.protocols import CostModel, Tensors
 from shoal.core.scheduling.lane import Lane
+from shoal.types import Array
 from tests.unit.core.conftest import START, run_virtual
 from tests.unit.core.lanes import context, embed, engine, make_lane
 
@@ -48,8 +51,11 @@ class Measured(FakeEngine):
     curve: dict[int, float]
     random: Random
 
-    def batch_seconds(self, tokens: int) -> float:
-        return measured(self.curve, tokens) * self.random.uniform(0.95, 1.05)
+    async def infer(
+        self, inputs: Tensors, outputs: Sequence[str], params: Mapping[str, Any], deadline: float
+    ) -> dict[str, Array]:
+        await asyncio.sleep(measured(self.curve, inputs["ids"].size) * self.random.uniform(0.95, 1.05))
+        return await super().infer(inputs, outputs, params, deadline)
 
 
 def open_lane(name: str, *, guessed: bool = False) -> Lane:

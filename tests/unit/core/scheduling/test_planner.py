@@ -240,10 +240,12 @@ def test_interactive_batch_takes_few_bulk_companions() -> None:
 
 def test_bulk_batches_are_short_while_interactive_traffic_is_near() -> None:
     """Bulk batches take half of max_batch_ms within a second of an interactive item, and all of it otherwise."""
-    facts = EngineFacts(name="r", inputs=(), outputs=(), length_buckets=BUCKETS, cost=CostModel(0.0001, 0.0001))
+    facts = EngineFacts(name="r", inputs=(), outputs=(), length_buckets=BUCKETS, cost=CostModel(0.0001, 0.0001, 1))
     sizes = []
     for interactive in (False, True):
         queue = planner(max_batch_ms=16.0)
+        queue.add(Work(traffic="bulk"), -2.0)  # a new lane counts as shared for a second
+        taken(queue, facts=facts)
         if interactive:
             queue.add(Work(), 0.0)
             taken(queue, facts=facts)
