@@ -9,6 +9,7 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 ORDER = (
     "throughput",
+    "efficiency",
     "versus_st",
     "parity",
     "int8",
