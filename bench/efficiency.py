@@ -84,7 +84,7 @@ def one_line(precision: str, arguments: Any) -> dict[str, Any]:
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="tokens of the texts")
-    options.add_argument("--burst", action=argparse.BooleanOptionalAction, default=True, help="measure 1,000 texts at once")
+    options.add_argument("--burst", action=argparse.BooleanOptionalAction, default=True, help="1,000 texts at once")
     options.add_argument("--name", default="efficiency", help="name of the results")
     options.add_argument("--line", default="", help="one precision only, as JSON on stdout: for this script itself")
     arguments = options.parse_args()
