@@ -104,7 +104,7 @@ async def measure(arguments: Any) -> dict[str, Any]:
         graphs = {"f32": entry.graph, "bf16": entry.graph}
         for variant in ("int8", "fp16"):
             graphs[variant] = place / f"{variant}.onnx"
-            write_variant(entry.graph, graphs[variant], variant)  # type: ignore[arg-type]
+            write_variant(entry.graph, graphs[variant], variant, grouped=variant == "int8")  # type: ignore[arg-type]
         options = EngineOptions(streams=arguments.streams, threads=arguments.streams, warm_up_s=0.0)
         options = replace(options, max_length=spec.max_tokens)
         engines: dict[str, Engine] = {}

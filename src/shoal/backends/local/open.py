@@ -271,6 +271,12 @@ def _variant(engine: str, settings: Settings) -> Variant | None:
     return None if engine in FOLDER_ENGINES else next((one for one in VARIANTS if one == precision), None)
 
 
+def _is_grouped(engine: str, variant: Variant) -> bool:
+    """Whether an engine gets int8 weights in groups. ONNX Runtime would widen them: 0.8 times the speed of f32, where
+    one scale per column is 1.3 times as fast."""
+    return engine == "openvino" and variant == "int8"
+
+
 def _measure_variant(
     stored: Sequence[StoredModel], engine: str, settings: Settings, samples: Sequence[Tensors]
 ) -> dict[str, Any]:
@@ -284,7 +290,7 @@ def _measure_variant(
     with _Verifier(engine) as verifier:
         for one in stored:
             try:
-                make_variant(one, variant, store=store)
+                make_variant(one, variant, store=store, grouped=_is_grouped(engine, variant))
             except OSError as error:
                 error.filename = error.filename or one.path
                 raise disk_error(error, f"the {variant} weights of {one.manifest.id}") from error
@@ -294,6 +300,7 @@ def _measure_variant(
                 store=store,
                 engine=f"{engine} {_package_version(engine)}, {os.cpu_count()} cores",
                 samples=samples,
+                grouped=_is_grouped(engine, variant),
                 open_graph=verifier.open,
             )
             figures = msgspec.to_builtins(found)
@@ -358,7 +365,7 @@ def _describe_variant(variant: Variant, parity: Mapping[str, Any]) -> str:
 def _engine_path(engine: str, stored: StoredModel, variant: Variant | None) -> Path:
     """Return what the engine runs: the stored graph, its variant, or the published folder."""
     if engine not in FOLDER_ENGINES:
-        return variant_path(stored, variant) if variant else stored.graph
+        return variant_path(stored, variant, grouped=_is_grouped(engine, variant)) if variant else stored.graph
     kept = stored.path / SOURCE
     return kept if kept.is_dir() else Path(parse_source(stored.manifest.source).target)
 
@@ -428,7 +435,7 @@ def compute_space(stored: StoredModel, precision: str = "", engine: str = "") ->
 
     int8 weights count as other weights: they change some of the ten nearest neighbors. Each engine multiplies int8
     weights differently (OpenVINO by int8 inputs, in groups of a fixed size), so the digits then cover the engine's name
-    too: the vectors of two engines have a cosine of 0.994.
+    too: the vectors of two engines have a cosine of 0.991 at worst.
     """
     space = stored_space(stored)
     if not space or precision != "int8":

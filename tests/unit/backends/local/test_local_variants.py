@@ -73,7 +73,9 @@ async def test_a_variant_serves_with_its_parity_shown(
     assert 0.5 < details[f"{precision}_min_cosine"] <= details[f"{precision}_mean_cosine"] <= 1.0001
     assert all(ratio > 0 for ratio in details[f"{precision}_speed"].values())
     (stored,) = await asyncio.to_thread(Store(tmp_path / "home").entries)
-    assert details[f"{precision}_bytes"] == (stored.path / f"model.{precision}.onnx").stat().st_size
+    variant: variants.Variant = "int8" if precision == "int8" else "fp16"
+    path = variants.variant_path(stored, variant, grouped=(engine, variant) == ("openvino", "int8"))
+    assert details[f"{precision}_bytes"] == path.stat().st_size
 
     monkeypatch.setattr(variants, "compare", lambda *_, **__: pytest.fail("it was measured before"))
     again = await open_local("mini", [address], asking(tmp_path, engine, precision))
@@ -142,7 +144,8 @@ async def test_half_of_a_variant_is_made_whole(tmp_path: Path, folder: str, monk
     first = await open_local("mini", [address], settings)
     await first.engines[0].aclose()
     (stored,) = await asyncio.to_thread(Store(tmp_path / "home").entries)
-    os.truncate(stored.path / "model.int8.onnx", 1000)
+    path = variants.variant_path(stored, "int8", grouped=True)
+    os.truncate(path, 1000)
     again = await open_local("mini", [address], settings)
     await again.engines[0].aclose()
-    assert again.facts.details["int8_bytes"] == (stored.path / "model.int8.onnx").stat().st_size > 1000
+    assert again.facts.details["int8_bytes"] == path.stat().st_size > 1000

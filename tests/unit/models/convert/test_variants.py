@@ -20,6 +20,7 @@ from shoal.models.convert.variants import (
     Parity,
     Variant,
     compare,
+    list_variants,
     make_variant,
     measure_parity,
     parity_key,
@@ -122,6 +123,35 @@ def test_a_variant_computes_nearly_the_same(
     right, got = (RUNS[engine](path)({"input_ids": IDS}, ("pooled",)) for path in (exact, tmp_path / "small.onnx"))
     assert 0 < np.abs(right["pooled"] - got["pooled"]).max() < error
     assert size_of(tmp_path / "small.onnx") < size_of(exact) + (100_000 if external else 0)
+
+
+@pytest.mark.parametrize("engine", RUNS)
+def test_groups_are_more_exact_than_columns(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each group of rows has scales of its own; a matrix that groups do not divide keeps one scale per column."""
+    exact = graph(tmp_path / "model.onnx")
+    weights = tensors(exact)["w"]
+    rows = len(weights)
+    right = RUNS[engine](exact)({"input_ids": IDS}, ("pooled",))["pooled"]
+    errors: dict[int, float] = {}
+    for group in (0, 2, rows + 1):
+        monkeypatch.setattr(variants, "GROUP_ROWS", group)
+        path = tmp_path / f"{group}.onnx"
+        write_variant(exact, path, "int8", grouped=group > 0)
+        after = tensors(path)
+        expected = (rows // 2, 1, 6) if group == 2 else (6,)
+        assert after["w/scale"].shape == expected
+        got = RUNS[engine](path)({"input_ids": IDS}, ("pooled",))["pooled"]
+        assert 0 < np.abs(right - got).max() < 0.15
+        errors[group] = np.abs((after["w/int8"] * after["w/scale"]).reshape(weights.shape) - weights).mean()
+    assert 0 < errors[2] < errors[0] == errors[rows + 1]
+
+
+def test_forms_of_int8_are_files_of_their_own(tmp_path: Path) -> None:
+    """What was written for one engine is never read by another that needs the other form."""
+    entry, store = stored(graph(tmp_path / "model.onnx")), Store(tmp_path / "home")
+    paths = [make_variant(entry, "int8", store=store, grouped=grouped) for grouped in (False, True)]
+    assert [path.name for path in paths] == ["model.int8.onnx", "model.int8-64.onnx"]
+    assert [variant for variant, _, _ in list_variants(entry, store)] == ["int8", "int8"]
 
 
 def test_only_large_weights_of_one_use_are_made_smaller(tmp_path: Path) -> None:
