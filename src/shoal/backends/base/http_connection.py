@@ -68,8 +68,9 @@ class Connection(asyncio.Protocol):
         self.headers: dict[str, str] = {}
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._parser = _make_parser(self)
         self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append  # called by the parser: no Python code runs for a piece of the body
+        self._parser = _make_parser(self)
         self._buffered = 0
         self._overhead = 0  # bytes of head, framing and trailers, minus the allowance of the data
         self._has_head = False
@@ -159,17 +160,16 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     async def _wait(self) -> None:
+        """Wait for any change; the caller checks whether it is the one that it needs."""
         if self._error is not None:
             raise self._error
         self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        await self._waiter
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     async def _send_pieces(self, body: bytes) -> None:
         assert self._transport is not None
@@ -188,14 +188,24 @@ class Connection(asyncio.Protocol):
         if self._is_complete:
             self.close()  # nobody asked: whatever it is, the next response could not be told from it
             return
-        self._overhead += len(data)
+        pieces = self._pieces
+        before = len(pieces)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self.fail(InvalidResponse(f"its response is not valid HTTP: {error}"))
             return
-        if self._overhead > HEAD_BYTES and not self._is_complete:
+        size = sum(map(len, pieces[before:] if before else pieces))
+        overhead = self._overhead + len(data) - (1 + FRAMING_PER_BYTE) * size
+        self._overhead = overhead if overhead > 0 else 0
+        if overhead > HEAD_BYTES and not self._is_complete:
             self.fail(InvalidResponse("its response is not valid HTTP: its headers or its framing are too large"))
+            return
+        self._buffered += size
+        if self._buffered > READ_BYTES and not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+        self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._is_complete and self._error is None:
@@ -219,43 +229,27 @@ class Connection(asyncio.Protocol):
     # The methods that the parser calls.
 
     def on_message_begin(self) -> None:
-        if self._is_complete:  # a second response to one request
-            self._keeps_alive = False
-        else:
-            self.headers = {}
+        if self._is_complete:
+            raise InvalidResponse("a second response to one request")
+        self.headers = {}
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._has_head:  # a trailer, or of a second response
+        if self._has_head:  # a trailer
             return
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if self._is_complete or status < 200:  # 100 and 103 come before the response
-            return
-        self.status = status
-        self._has_head = True
-        self._wake()
-
-    def on_body(self, body: bytes) -> None:
-        if self._is_complete:
-            return
-        self._overhead = max(0, self._overhead - (1 + FRAMING_PER_BYTE) * len(body))
-        self._pieces.append(body)
-        self._buffered += len(body)
-        if self._buffered > READ_BYTES and not self._is_paused and self._transport is not None:
-            self._is_paused = True
-            self._transport.pause_reading()
-        self._wake()
+        if status >= 200:  # 100 and 103 come before the response
+            self.status = status
+            self._has_head = True
 
     def on_message_complete(self) -> None:
-        if not self._has_head:
-            return
-        self._is_complete = True
-        self._keeps_alive = self._keeps_alive and self._parser.should_keep_alive()
-        self.is_new = False
-        self._wake()
+        if self._has_head:
+            self._is_complete = True
+            self._keeps_alive = self._keeps_alive and self._parser.should_keep_alive()
+            self.is_new = False
 
 
 def _make_parser(target: Connection) -> httptools.HttpResponseParser:
