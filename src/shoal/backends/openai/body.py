@@ -18,6 +18,7 @@ _NUMBER = json_decoder(float)
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("?+)|[{}\[\]]', re.DOTALL)
 _VALUE = re.compile(rb'[ \t\r\n]*+:[ \t\r\n]*+("[^"\\]*+(?:\\.[^"\\]*+)*+")', re.DOTALL)
 _MODEL = b'"model"'
+_EVENT_END = b"\n\n"
 _LENGTHS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
 
 
@@ -66,13 +67,15 @@ class ModelNameRewriter:
     the Responses API. Nothing else changes.
 
     Events of one answer share their bytes up to the model's name. That prefix is remembered, so most events cost one
-    comparison.
+    comparison, or a share of one replacement in all events that arrived together.
     """
 
     def __init__(self, served: str) -> None:
         self._encoded_name = msgspec.json.encode(served)
         self._old_prefix = b""
         self._new_prefix = b""
+        self._old_start = b""
+        self._new_start = b""
 
     def __call__(self, data: bytes) -> bytes:
         """Return `data`, one event or one whole body, with the served name."""
@@ -86,7 +89,28 @@ class ModelNameRewriter:
         start, stop = place
         self._old_prefix = data[:stop]
         self._new_prefix = data[:start] + self._encoded_name
+        self._old_start = _EVENT_END + self._old_prefix
+        self._new_start = _EVENT_END + self._new_prefix
         return self._new_prefix + data[stop:]
+
+    def rewrite_events(self, events: bytes) -> bytes | None:
+        """Return whole joined events with the served name, or None unless each is certain to be one line of data that
+        begins with the remembered prefix: then they must be split."""
+        if not (self._old_prefix and events.startswith(self._old_prefix)):
+            self(events[: events.find(_EVENT_END) + len(_EVENT_END)])
+        old = self._old_prefix
+        if not (
+            old.startswith(b"data:")
+            and events.startswith(old)
+            and events.endswith(_EVENT_END)
+            # Each event has its prefix and two line ends, so no line is unaccounted for.
+            and events.count(b"\n") == 2 + 2 * events.count(self._old_start)
+            and b"\r" not in events
+        ):
+            return None
+        if old == self._new_prefix:
+            return events
+        return self._new_prefix + events[len(old) :].replace(self._old_start, self._new_start)
 
 
 def _is_unlimited(raw: msgspec.Raw) -> bool:

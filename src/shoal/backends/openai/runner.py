@@ -16,7 +16,7 @@ from shoal.backends.openai.answers import AnswerReader, has_choices, parse_usage
 from shoal.backends.openai.body import ModelNameRewriter, RequestBody
 from shoal.backends.openai.replicas import Attempt, Replica, ServerPool
 from shoal.backends.openai.request import build_request
-from shoal.backends.openai.sse import EventSplitter, has_data, is_done, payload
+from shoal.backends.openai.sse import EventSplitter, has_data, is_done, payload, split_data_events
 from shoal.backends.openai.stream_passthrough import RESPONSES, PassThroughStream
 from shoal.core.protocols import ModelFacts, ReplicaStatus
 from shoal.errors import InvalidValue, ShoalError, TransportFailed, Unsupported, UpstreamFailed, UpstreamRefused
@@ -163,7 +163,7 @@ class UpstreamRunner:
             else:
                 reader = _EventReader(response, attempt)
                 while not response.is_finished and (events := await reader.read()):
-                    for event in events:
+                    for event in split_data_events(events):
                         if is_done(event):
                             response.finish()
                             break
@@ -277,23 +277,24 @@ def _check_answer(body: bytes, key: bytes) -> None:
 
 
 class _EventReader:
-    """Reads the events of a response, in lists of those that arrived together. Events without data are left out."""
+    """Reads the events of a response: those that arrived together joined, with those without data among them."""
 
     def __init__(self, response: Response, attempt: Attempt) -> None:
         self._response = response
         self._attempt = attempt
         self._splitter = EventSplitter()
 
-    async def read(self) -> list[bytes]:
-        """Return the next events, [] at the end of the body. Raises TransportFailed if it ends inside an event."""
+    async def read(self) -> bytes:
+        """Return the next events, of which one at least has data; b"" at the end of the body. Raises TransportFailed if
+        it ends inside an event."""
         while data := await self._response.read_piece():
-            events = [event for event in self._splitter.push(data) if has_data(event)]
-            if events:
+            events = self._splitter.push(data)
+            if has_data(events):
                 self._attempt.record_first_piece()
                 return events
         rest = self._splitter.rest
         if is_done(rest + b"\n"):  # some servers do not end it with an empty line
-            return [rest + b"\n\n"]
+            return rest + b"\n\n"
         if has_data(rest):
             raise TransportFailed("the server ended its stream in the middle of an event: try again")
-        return []
+        return b""

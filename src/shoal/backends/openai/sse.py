@@ -7,6 +7,7 @@ line that begins with a colon is a comment. A byte order mark may precede the fi
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from shoal.errors import UpstreamFailed
 
@@ -25,9 +26,10 @@ _DONE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\][\r\n]")
 class EventSplitter:
     """Splits bytes, in chunks of any size, into whole events.
 
-    `push` returns the events completed by its chunk, each with the empty line that ends it. All events joined with
-    `rest` equal the input without its byte order mark. An event is returned as early as possible: if a CRLF is split
-    across chunks, the LF begins the next event. Raises UpstreamFailed if an event exceeds `max_bytes`.
+    `push` returns the events completed by its chunk, each with the empty line that ends it, as one piece for
+    `split_events`. All pieces and `rest` joined equal the input without its byte order mark. An event is returned as
+    early as possible: if a CRLF is split across chunks, the LF begins the next event. Raises UpstreamFailed if an event
+    exceeds `max_bytes`.
     """
 
     def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
@@ -37,39 +39,31 @@ class EventSplitter:
         self._has_started = False
         self._has_cr = False
 
-    def push(self, data: bytes) -> list[bytes]:
-        self._buffer += data
+    def push(self, data: bytes) -> bytes:
+        buffer = self._buffer
+        if (
+            not buffer
+            and self._has_started
+            and data.endswith(b"\n\n")
+            and not data.endswith(b"\n\n\n")
+            and b"\r" not in data
+        ):
+            return data  # whole events, as most servers send them
+        buffer += data
         self._has_cr = self._has_cr or b"\r" in data
         if not self._has_started:
-            if len(self._buffer) < len(_BOM) and _BOM.startswith(self._buffer):
-                return []  # nothing yet, or a part of the byte order mark
+            if len(buffer) < len(_BOM) and _BOM.startswith(buffer):
+                return b""  # nothing yet, or a part of the byte order mark
             self._has_started = True
-            if self._buffer.startswith(_BOM):
-                del self._buffer[: len(_BOM)]
-        events: list[bytes] = []
-        start = 0
-        for end in self._find_ends():
-            events.append(bytes(self._buffer[start:end]))
-            start = end
-        if start:
-            del self._buffer[:start]
-        if len(self._buffer) > self._max_bytes:
+            if buffer.startswith(_BOM):
+                del buffer[: len(_BOM)]
+        events = bytes(buffer[: _find_last_end(buffer, self._search_start, has_cr=self._has_cr)])
+        del buffer[: len(events)]
+        if len(buffer) > self._max_bytes:
             raise UpstreamFailed(f"the server sent an event of more than {self._max_bytes} bytes")
         # The searched bytes may end in a line end of up to two bytes, the first half of a boundary.
-        self._search_start = max(0, len(self._buffer) - 2)
+        self._search_start = max(0, len(buffer) - 2)
         return events
-
-    def _find_ends(self) -> list[int]:
-        """Return the ends of the complete events. Almost every server ends its lines in LF, and a plain search for two
-        of them takes a quarter of the time of the pattern."""
-        if self._has_cr:
-            return [match.end() for match in _END.finditer(self._buffer, self._search_start)]
-        ends = []
-        at = self._search_start
-        while (found := self._buffer.find(b"\n\n", at)) >= 0:
-            at = found + 2
-            ends.append(at)
-        return ends
 
     @property
     def rest(self) -> bytes:
@@ -77,8 +71,37 @@ class EventSplitter:
         return bytes(self._buffer)
 
 
+def split_events(joined: bytes) -> list[bytes]:
+    """Split whole events that were joined. Line ends behind the last one are left with it."""
+    if b"\r" in joined:
+        ends = [match.end() for match in _END.finditer(joined)]
+        return [joined[start:end] for start, end in pairwise([0, *ends[:-1], len(joined)])]
+    # Almost every server ends its lines in LF, and a plain search for two takes a quarter of the pattern's time.
+    *events, rest = joined.split(b"\n\n")
+    events = [event + b"\n\n" for event in events]
+    if events:
+        events[-1] += rest
+    return events
+
+
+def split_data_events(joined: bytes) -> list[bytes]:
+    """Split whole events that were joined, without those that have no data."""
+    return [event for event in split_events(joined) if has_data(event)]
+
+
+def _find_last_end(data: bytearray, start: int, *, has_cr: bool) -> int:
+    """Return the end of the last complete event, 0 if there is none."""
+    if has_cr:
+        return max((match.end() for match in _END.finditer(data, start)), default=0)
+    end = data.rfind(b"\n\n", start) + 2
+    if end < 2:
+        return 0
+    # Of an odd number of line ends, the last one begins the next event.
+    return end - (end - len(data[:end].rstrip(b"\n"))) % 2
+
+
 def has_data(event: bytes) -> bool:
-    """Whether an event has data. Heartbeats consist of comments only and have none."""
+    """Whether an event, or any of several, has data. Heartbeats consist of comments only and have none."""
     return event.startswith(b"data:") or _DATA.search(event) is not None
 
 

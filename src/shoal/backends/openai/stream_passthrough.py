@@ -10,7 +10,7 @@ import msgspec
 from shoal.backends.openai.answers import parse_usage
 from shoal.backends.openai.body import ModelNameRewriter
 from shoal.backends.openai.errors import failure_error
-from shoal.backends.openai.sse import is_done, payload
+from shoal.backends.openai.sse import is_done, payload, split_data_events
 from shoal.backends.openai.wire import EndingWire
 from shoal.decoding import json_decoder
 from shoal.errors import ShoalError, TransportFailed, UpstreamFailed
@@ -22,10 +22,12 @@ RESPONSES = "openai.responses"
 _ENDING = json_decoder(EndingWire)
 _WHOLE = ("response.completed", "response.incomplete")
 _FAILED = "response.failed"
-_ENDS = tuple(name.encode() for name in (*_WHOLE, _FAILED))
 # Quotes inside a JSON string are escaped, so no generated text matches. An empty reason counts as null.
 _REASON = re.compile(rb'"finish_reason"[ \t\r\n]*:[ \t\r\n]*"[^"]')
 _USAGE = re.compile(rb'"usage"(?!: ?null)')
+_MARKS = (re.compile(rb'"error"[ \t\r\n]*:'), _USAGE)
+_RESPONSE_END = re.compile(rb"response\.(?:completed|incomplete|failed)")
+_DONE_END = b"[DONE]\n\n"
 _ERROR_EVENT = re.compile(rb"(?:^|[\r\n])event: ?error[\r\n]")
 
 
@@ -45,18 +47,25 @@ class PassThroughStream:
         self._names = names
         self._key = key
         self._has_finish_reason = False
+        self._marks: Sequence[re.Pattern[bytes]] = (*_MARKS, _RESPONSE_END if dialect == RESPONSES else _REASON)
         self._usage: Usage | None = None
 
-    def push(self, events: Sequence[bytes]) -> Chunk | None:
-        """Return one chunk for events that arrived together, up to the one that ends the stream."""
-        if self._has_marks(b"".join(events)):
-            events = self._read_all(events)
-            if not events:
-                return None
+    def push(self, events: bytes) -> Chunk | None:
+        """Return one chunk for joined whole events, up to the one that ends the stream. Events without data are left
+        out; None if nothing is left.
+
+        Events before the first mark, on one line each, need no more than their names rewritten, all at once.
+        """
+        start = self._find_marked_event(events)
+        passed = self._names.rewrite_events(events if start == len(events) else events[:start])
+        if passed is None:
+            start, passed = 0, b""
         usage = None
-        if self._usage is not None and (self.has_ended or _is_usage_event(events[-1])):
-            usage, self._usage = self._usage, None
-        return Chunk(raw=(self._dialect, b"".join(map(self._names, events))), usage=usage)
+        if start < len(events) and (read := self._read_all(split_data_events(events[start:]))):
+            passed += b"".join(map(self._names, read))
+            if self._usage is not None and (self.has_ended or _is_usage_event(read[-1])):
+                usage, self._usage = self._usage, None
+        return Chunk(raw=(self._dialect, passed), usage=usage) if passed else None
 
     def finish(self) -> Iterator[Chunk]:
         """End the stream, with any pending usage. Raises TransportFailed if the answer is incomplete."""
@@ -65,16 +74,15 @@ class PassThroughStream:
         if not (self.has_ended or self._has_finish_reason):
             raise TransportFailed("the server ended its stream before the answer was complete: try again")
 
-    def _has_marks(self, data: bytes) -> bool:
-        """Whether any of these events may have the usage, or end the stream. Most events of chat and completions have
-        neither, and need only this search of all of them at once."""
-        return (
-            self._dialect == RESPONSES
-            or b"[DONE]" in data
-            or b"error" in data
-            or _USAGE.search(data) is not None
-            or (not self._has_finish_reason and _REASON.search(data) is not None)
-        )
+    def _find_marked_event(self, events: bytes) -> int:
+        """Return where the first event begins that has a mark of the usage, an error or the end; the length if none has
+        one. Events of several lines are not searched for marks of their own."""
+        marks = [found.start() for mark in self._marks if (found := mark.search(events)) is not None]
+        if events.endswith(_DONE_END):
+            marks.append(len(events) - len(_DONE_END))
+        if not marks:
+            return len(events)
+        return 1 + events.rfind(b"\n", 0, min(marks))
 
     def _read_all(self, events: Sequence[bytes]) -> Sequence[bytes]:
         """Read the events up to one that ends the stream; return those to pass on."""
@@ -94,10 +102,12 @@ class PassThroughStream:
         if _USAGE.search(event) is not None:
             self._usage = parse_usage(payload(event)) or self._usage
         if self._dialect != RESPONSES:
-            self._has_finish_reason = self._has_finish_reason or _REASON.search(event) is not None
+            if not self._has_finish_reason and _REASON.search(event) is not None:
+                self._has_finish_reason = True
+                self._marks = _MARKS
             ends = b'"error"' in event
         else:
-            ends = b'"error"' in event or any(name in event for name in _ENDS)
+            ends = b'"error"' in event or _RESPONSE_END.search(event) is not None
         named = b"error" in event and _ERROR_EVENT.search(event) is not None
         return self._read_ending(payload(event), named=named) if ends or named else None
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.openai.sse import EventSplitter, has_data, is_done, payload
+from shoal.backends.openai.sse import EventSplitter, has_data, is_done, payload, split_events
 from shoal.errors import UpstreamFailed
 
 ENDS = [b"\n", b"\r", b"\r\n"]
@@ -21,7 +21,7 @@ def split(stream: bytes, cuts: list[int]) -> tuple[list[bytes], bytes]:
     events: list[bytes] = []
     places = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
     for start, stop in itertools.pairwise(places):
-        events += splitter.push(stream[start:stop])
+        events += split_events(splitter.push(stream[start:stop]))
     return events, splitter.rest
 
 
@@ -87,8 +87,8 @@ class TestSplitting:
     def test_an_event_is_emitted_at_once(self) -> None:
         """An event is emitted before the LF of its last CRLF arrives; that LF then starts the next one."""
         splitter = EventSplitter()
-        assert splitter.push(b"data: a\r\n\r") == [b"data: a\r\n\r"]
-        assert splitter.push(b"\ndata: b\r\n\r\n") == [b"\ndata: b\r\n\r\n"]
+        assert split_events(splitter.push(b"data: a\r\n\r")) == [b"data: a\r\n\r"]
+        assert split_events(splitter.push(b"\ndata: b\r\n\r\n")) == [b"\ndata: b\r\n\r\n"]
         assert payload(b"\ndata: b\r\n\r\n") == b"b"
 
     @given(st.lists(st.integers(min_value=0), max_size=4))
@@ -104,7 +104,7 @@ class TestSplitting:
 
     def test_a_crlf_is_one_line_end(self) -> None:
         splitter = EventSplitter()
-        assert splitter.push(b"event: x\r\ndata: a\r\n") == []
+        assert splitter.push(b"event: x\r\ndata: a\r\n") == b""
         assert splitter.rest == b"event: x\r\ndata: a\r\n"
 
     def test_an_endless_event_is_refused(self) -> None:
@@ -115,7 +115,7 @@ class TestSplitting:
 
     def test_many_events_at_once_are_not_one(self) -> None:
         splitter = EventSplitter(max_bytes=100)
-        assert len(splitter.push(b"data: abc\n\n" * 50)) == 50
+        assert len(split_events(splitter.push(b"data: abc\n\n" * 50))) == 50
         assert splitter.rest == b""
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.backends.openai.body import ModelNameRewriter
+from shoal.backends.openai.sse import EventSplitter, payload, split_events
 from shoal.backends.openai.stream_passthrough import RESPONSES, PassThroughStream
 from shoal.errors import ShoalError, TransportFailed, UpstreamFailed, UpstreamRefused
 from shoal.types import Chunk, Usage
@@ -29,7 +31,7 @@ def passed(
     chunks: list[Chunk] = []
     try:
         for events in groups:
-            if (chunk := stream.push(events)) is not None:
+            if (chunk := stream.push(b"".join(events))) is not None:
                 chunks.append(chunk)
             if stream.error is not None:
                 raise stream.error
@@ -151,3 +153,91 @@ class TestErrors:
         chunks, error = passed([[data, DONE]])
         assert error is None
         assert passed_on(chunks) == data.replace(b"up/model", b"mine") + DONE
+
+
+TEXTS = [
+    "a",
+    "",
+    "Grüße 🐟",
+    "error",
+    '"error"',
+    '"model":"up"',
+    'data: {"model":"up"}',
+    "\n\ndata: [DONE]\n\n",
+    "[DONE]",
+]
+NO_DATA = [b": ping\n\n", b":\n\n", b"event: ping\n\n", b"id: 7\n\n", b"\n\n", b": x\n: [DONE]\n\n"]
+ERRORS = [event({"error": {"message": "boom"}}), b"event: error\n" + event({"message": "boom"})]
+
+
+class Made(NamedTuple):
+    """A stream of the model `up`: its bytes, and those of its events with data, up to its end, for a client."""
+
+    sent: bytes
+    expected: bytes
+    usage: Usage | None
+    error: type[ShoalError] | None
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> Made:
+    sent = b""
+    events: list[bytes] = []
+    usage, is_finished = None, False
+    kinds = st.sampled_from(["plain"] * 6 + ["late", "none", "null", "usage", "reason", "lines", "named"])
+    for text, kind in draw(st.lists(st.tuples(st.sampled_from(TEXTS), kinds), max_size=8)):
+        fields: dict[str, Any] = {"id": "c", "model": "up", "choices": [{"delta": {"content": text}}]}
+        if kind == "late":
+            fields["model"] = fields.pop("model")
+        elif kind == "none":
+            del fields["model"]
+        elif kind == "null":
+            fields |= {"usage": None, "error": None}
+        elif kind == "usage":
+            fields["usage"], usage = USAGE, Usage(prompt_tokens=5, completion_tokens=2)
+        elif kind == "reason":
+            fields["choices"][0]["finish_reason"], is_finished = "stop", True
+        one = event(fields)
+        if kind == "lines":
+            one = one.replace(b'"choices"', b'\ndata: "choices"')
+        elif kind == "named":
+            one = b"event: message\n" + one
+        events.append(one)
+        sent += draw(st.sampled_from([b"", b"", b"", *NO_DATA])) + one
+    end = draw(st.sampled_from([b"", DONE, DONE, b"data:[DONE]\n\n", b"event: x\n" + DONE, *ERRORS]))
+    failed = end in ERRORS
+    error = UpstreamRefused if failed else None if end or is_finished else TransportFailed
+    expected = b"".join(events if failed else [*events, end])
+    beyond = draw(st.sampled_from([b"", delta("late")])) if end else b""
+    # Quotes in a text are escaped, so only the model's name is replaced.
+    return Made(sent + end + beyond, expected.replace(b'"model":"up"', b'"model":"mine"'), usage, error)
+
+
+class TestReads:
+    @given(streams(), st.lists(st.integers(min_value=0), max_size=12), st.sampled_from([b"\n", b"\r\n", b"\r"]))
+    def test_any_reads_of_a_stream_pass_the_same(self, made: Made, cuts: list[int], line_end: bytes) -> None:
+        """Whatever arrives together, and whether or not it is passed on without being split."""
+        sent, expected = (part.replace(b"\n", line_end) for part in (made.sent, made.expected))
+        splitter = EventSplitter()
+        edges = [0, *sorted(cut % (len(sent) + 1) for cut in cuts), len(sent)]
+        chunks, error = passed([[splitter.push(sent[start:stop])] for start, stop in pairwise(edges)])
+        got = passed_on(chunks)
+        assert type(error) is (made.error or type(None))
+        # The LF of a CRLF may belong to the next event, which may have no data.
+        assert list(map(payload, split_events(got))) == list(map(payload, split_events(expected)))
+        assert line_end != b"\n" or got == expected
+        usages = [chunk.usage for chunk in chunks if chunk.usage]
+        assert usages == ([made.usage] if made.usage and made.error is not UpstreamRefused else [])
+
+    def test_events_that_need_no_change_are_passed_on_unread(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(PassThroughStream, "_read", lambda *_: pytest.fail("read"))
+        stream = PassThroughStream(CHAT, ModelNameRewriter("up/model"))
+        for events in (delta(), delta("b") + delta("error") + delta('"model":"up/model"')):
+            assert stream.push(events) == Chunk(raw=(CHAT, events))
+
+    def test_an_event_of_two_lines_is_not_split(self) -> None:
+        """Its second line has a mark, and all that comes before that has the line ends of whole events."""
+        sent = delta()[:-1] + b": x\n" + event({"error": {"message": "boom"}})
+        chunks, error = passed([[delta(), sent]])
+        assert passed_on(chunks) == (delta() + sent).replace(b"up/model", b"mine")
+        assert isinstance(error, TransportFailed)
