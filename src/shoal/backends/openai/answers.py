@@ -6,23 +6,27 @@ from collections.abc import Iterator
 
 import msgspec
 
-from shoal.backends.openai.errors import failure_error, invalid_answer_error
+from shoal.backends.base.http_answer import Answer
+from shoal.backends.openai.errors import failure_error, find_failure, invalid_answer_error
 from shoal.backends.openai.tool_calls import ToolCalls
 from shoal.backends.openai.wire import (
     AnswerWire,
-    ChoicesWire,
     ChoiceWire,
     LogprobsWire,
     MessageWire,
     TokenWire,
     UsageEventWire,
+    UsageWire,
+    WholeWire,
 )
 from shoal.decoding import json_decoder
 from shoal.types import Chunk, TokenLogprob, Usage
 
 _ANSWER = json_decoder(AnswerWire)
-_CHOICES = json_decoder(ChoicesWire)
+_WHOLE = json_decoder(WholeWire)
+_WHOLE_USAGE = json_decoder(UsageWire)
 _USAGE = json_decoder(UsageEventWire)
+NO_CHOICES = "no choices"
 _REASONS = {
     "stop": "stop",
     "length": "length",
@@ -32,12 +36,21 @@ _REASONS = {
 }
 
 
-def has_choices(body: bytes) -> bool:
-    """Return whether a whole answer of chat or completions has any choices."""
+def read_whole(answer: Answer) -> Usage | None:
+    """Return the usage of a whole answer of chat or completions, None if it reports none, without decoding the rest.
+    Raises UpstreamRefused for an answer that is an error, has no choices, or is not JSON."""
+    if error := find_failure(answer.body, answer.key):
+        raise error
     try:
-        return bool(_CHOICES.decode(body).choices)
+        whole = _WHOLE.decode(answer.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
+        raise invalid_answer_error(NO_CHOICES if answer.has_json_body else "invalid JSON") from None
+    if not whole.choices:
+        raise invalid_answer_error(NO_CHOICES)
+    try:
+        return _WHOLE_USAGE.decode(whole.usage).to_usage()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def parse_usage(body: bytes) -> Usage | None:

@@ -17,6 +17,14 @@ _NUMBER = json_decoder(float)
 # Possessive quantifiers avoid backtracking in a string; an unterminated string is a token too (without its last quote).
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("?+)|[{}\[\]]', re.DOTALL)
 _VALUE = re.compile(rb'[ \t\r\n]*+:[ \t\r\n]*+("[^"\\]*+(?:\\.[^"\\]*+)*+")', re.DOTALL)
+# An object whose first text named "model" is preceded by simple values only, as in nearly every answer.
+_SIMPLE_FIELD = (
+    rb'"(?!model")[^"\\]*+(?:\\.[^"\\]*+)*+"[ \t\r\n]*+:[ \t\r\n]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\w.+-]++)'
+)
+_MODEL_FIRST = re.compile(
+    rb'(?:data: ?)?[ \t\r\n]*+\{[ \t\r\n]*+(?:%b[ \t\r\n]*+,[ \t\r\n]*+)*+"model"%b' % (_SIMPLE_FIELD, _VALUE.pattern),
+    re.DOTALL,
+)
 _MODEL = b'"model"'
 _EVENT_END = b"\n\n"
 _LENGTHS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
@@ -49,16 +57,18 @@ class RequestBody:
         `stream_options` is sent only with `stream`: OpenAI rejects it otherwise, but clients send it regardless. A
         length of -1 means unlimited and is not sent, because most servers reject it.
         """
-        own = {name: value for name, value in self._fields.items() if name not in strip}
-        for name in _LENGTHS & own.keys():
-            if _is_unlimited(own[name]):
-                del own[name]
-        if bytes(own.get("stream", b"")).strip() != b"true":
-            own.pop("stream_options", None)
-        fields: dict[str, Any] = {} if "model" in own else {"model": model}
-        fields |= own
+        fields: dict[str, Any] = self._fields.copy() if "model" in self._fields else {"model": model, **self._fields}
+        for name in strip:
+            fields.pop(name, None)
+        for name in _LENGTHS & fields.keys():
+            if _is_unlimited(fields[name]):
+                del fields[name]
+        if "stream_options" in fields and bytes(fields.get("stream", b"")).strip() != b"true":
+            del fields["stream_options"]
         fields["model"] = model
-        fields |= {name: value for name, value in defaults.items() if name not in fields and name not in strip}
+        for name, value in defaults.items():
+            if name not in fields and name not in strip:
+                fields[name] = value
         return msgspec.json.encode(fields)
 
 
@@ -122,6 +132,9 @@ def _is_unlimited(raw: msgspec.Raw) -> bool:
 
 def _find_model_span(data: bytes) -> tuple[int, int] | None:
     """Return start and end of the model's name, including its quotes, or None if there is none."""
+    first = _MODEL_FIRST.match(data)
+    if first is not None:
+        return first.span(1)
     depth = 0
     holder = b""
     for token in _TOKEN.finditer(data):

@@ -9,10 +9,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.backends.base.http_answer import RequestNotSent, is_json
+from shoal.backends.base.http_answer import Answer, RequestNotSent, is_json
 from shoal.backends.base.http_client import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, Response
 from shoal.backends.openai import errors
-from shoal.backends.openai.answers import AnswerReader, has_choices, parse_usage
+from shoal.backends.openai.answers import NO_CHOICES, AnswerReader, parse_usage, read_whole
 from shoal.backends.openai.body import ModelNameRewriter, RequestBody
 from shoal.backends.openai.replicas import Attempt, Replica, ServerPool
 from shoal.backends.openai.request import build_request
@@ -127,10 +127,9 @@ class UpstreamRunner:
         with attempt, response:
             _check_content_type(response, attempt.replica.client.base, streams=task.stream)
             if not task.stream:
-                data = await _read_whole(response, attempt)
-                if dialect != RESPONSES:
-                    _check_answer(data, response.key)
-                yield Chunk(raw=(dialect, names(data)), usage=parse_usage(data))
+                answer = await _read_whole(response, attempt)
+                usage = read_whole(answer) if dialect != RESPONSES else parse_usage(_check_json(answer))
+                yield Chunk(raw=(dialect, names(answer.body)), usage=usage)
                 attempt.replica.record_success()
                 return
             passed = PassThroughStream(dialect, names, response.key)
@@ -158,7 +157,7 @@ class UpstreamRunner:
             _check_content_type(response, attempt.replica.client.base, streams=task.stream)
             answer = AnswerReader(reasoning=task.include_reasoning, key=response.key)
             if not task.stream:
-                for chunk in answer.read(await _read_whole(response, attempt)):
+                for chunk in answer.read(_check_json(await _read_whole(response, attempt))):
                     yield chunk
             else:
                 reader = _EventReader(response, attempt)
@@ -172,7 +171,7 @@ class UpstreamRunner:
                 if not response.is_finished and not answer.finished:
                     raise TransportFailed("the server ended its stream before the answer was complete: try again")
             if not answer.began:
-                raise errors.invalid_answer_error(_NO_CHOICE)
+                raise errors.invalid_answer_error(NO_CHOICES)
             attempt.replica.record_success()
         for chunk in answer.finish():
             yield chunk
@@ -225,9 +224,6 @@ class UpstreamRunner:
         return refusal
 
 
-_NO_CHOICE = "no choices"
-
-
 class _ResponsesUnsupported(Exception):
     """The server has no /responses."""
 
@@ -258,22 +254,19 @@ def _check_content_type(response: Response, where: str, *, streams: bool) -> Non
         raise UpstreamFailed(f"the server at {where} returned a stream instead of one body")
 
 
-async def _read_whole(response: Response, attempt: Attempt) -> bytes:
+async def _read_whole(response: Response, attempt: Attempt) -> Answer:
     answer = await response.read_all(MAX_ANSWER_BYTES)
     attempt.record_first_piece()
     if not answer.is_complete:
         raise UpstreamFailed(f"the server returned more than {MAX_ANSWER_BYTES} bytes: lower max_tokens, or stream")
+    return answer
+
+
+def _check_json(answer: Answer) -> bytes:
+    """Return the body. Raises UpstreamRefused if it is not JSON."""
     if not answer.has_json_body:
         raise errors.invalid_answer_error("invalid JSON")
     return answer.body
-
-
-def _check_answer(body: bytes, key: bytes) -> None:
-    """Raise UpstreamRefused for a whole answer of chat or completions that is an error or has no choices."""
-    if error := errors.find_failure(body, key):
-        raise error
-    if not has_choices(body):
-        raise errors.invalid_answer_error(_NO_CHOICE)
 
 
 class _EventReader:

@@ -21,6 +21,9 @@ class TokenDetails(msgspec.Struct):
     reasoning_tokens: Any = None
 
 
+_NO_DETAILS = TokenDetails()
+
+
 class UsageWire(msgspec.Struct):
     """Usage of chat and completions and, under other names, of the Responses API. Counts may be any JSON, so that a bad
     count does not fail an answer."""
@@ -37,8 +40,8 @@ class UsageWire(msgspec.Struct):
 
     def to_usage(self) -> Usage:
         """Return the usage with every count in 0..MAX_COUNT."""
-        before = self.prompt_tokens_details or self.input_tokens_details or TokenDetails()
-        after = self.completion_tokens_details or self.output_tokens_details or TokenDetails()
+        before = self.prompt_tokens_details or self.input_tokens_details or _NO_DETAILS
+        after = self.completion_tokens_details or self.output_tokens_details or _NO_DETAILS
         return Usage(
             prompt_tokens=_tokens(self.prompt_tokens) or _tokens(self.input_tokens),
             completion_tokens=_tokens(self.completion_tokens) or _tokens(self.output_tokens),
@@ -53,15 +56,19 @@ class UsageWire(msgspec.Struct):
 
 
 def _tokens(value: object) -> int:
+    if value is None:
+        return 0
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0
     return int(min(max(value, 0), MAX_COUNT))
 
 
-class ChoicesWire(msgspec.Struct):
-    """The field that marks a body as an answer."""
+class WholeWire(msgspec.Struct):
+    """The fields of a whole answer that is passed on: the one that makes it an answer, and the usage. Bad usage does
+    not fail it."""
 
     choices: list[msgspec.Raw] | None = None
+    usage: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class ResponseUsageWire(msgspec.Struct):

@@ -102,6 +102,20 @@ class TestAnswers:
             changed = names(chunk(upstream, content))
             assert json.loads(changed[6:]) == json.loads(chunk(served, content)[6:])
 
+    @given(
+        st.lists(st.tuples(st.text() | st.sampled_from(["models", "response"]), JSON), max_size=5), st.integers(0, 5)
+    )
+    def test_whatever_comes_before_it(self, fields: list[tuple[str, Any]], place: int) -> None:
+        """Simple values or objects, with names of models inside of them."""
+        body = dict([*fields[:place], ("model", "up"), *fields[place:]])
+        body["model"] = "up"
+        for sent in (json.dumps(body), json.dumps(body, indent=1, ensure_ascii=False)):
+            changed = json.loads(ModelNameRewriter("mine")(sent.encode("utf-8", "surrogatepass")))
+            if isinstance(body.get("response"), dict) and isinstance(body["response"].get("model"), str):
+                assert "mine" in (changed["model"], changed["response"]["model"])
+            else:
+                assert changed == {**body, "model": "mine"}
+
     def test_blanks_are_kept(self) -> None:
         names = ModelNameRewriter("mine")
         data = b'data: {"id": "c", "model" :\t"up" , "choices": [ ]}\r\n\r\n'
