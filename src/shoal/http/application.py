@@ -24,7 +24,6 @@ from shoal.http.auth import Gate
 from shoal.http.body import Receive, check_head, has_unread_body, linger, read_body
 from shoal.http.cors import Cors
 from shoal.http.disconnect import DisconnectWatch
-from shoal.http.exchange import EXTENSION, Exchange
 from shoal.http.headers import check_headers
 from shoal.http.operation import DocumentedOperation
 from shoal.http.redaction import redact_error
@@ -96,14 +95,11 @@ class Application:
         if b"x-request-timeout" in request.headers:
             timeout = _choose_timeout(request.headers[b"x-request-timeout"], timeout)
         request.deadline = request.started + timeout
-        extensions = scope.get("extensions")
-        exchange: Exchange | None = extensions.get(EXTENSION) if extensions else None
-        status = await self._respond(request, found, receive, send, exchange)
+        status = await self._respond(request, found, receive, send)
         log_request(request, status, quiet=isinstance(found, Route) and found.operation.quiet)
 
-    async def _respond(
-        self, request: Request, found: Route | Miss, receive: Receive, send: Send, exchange: Exchange | None
-    ) -> int:
+    async def _respond(self, request: Request, found: Route | Miss, receive: Receive, send: Send) -> int:
+        exchange = request.exchange
         try:
             if isinstance(found, Miss):
                 reply = self._cors.answer_preflight(
@@ -111,7 +107,7 @@ class Application:
                 ) or self._render_miss(found)
             else:
                 with DisconnectWatch(receive, self._options.body_timeout_s, exchange) as watch:
-                    await self._admit(request, found, receive, exchange, watch)
+                    await self._admit(request, found, receive, watch)
                     if exchange is None:
                         watch.start()
                     try:
@@ -150,9 +146,7 @@ class Application:
         self._gateway.report_refusal(miss.error)
         return _render_reply(miss.surface.render_error, miss.error)
 
-    async def _admit(
-        self, request: Request, route: Route, receive: Receive, exchange: Exchange | None, watch: DisconnectWatch
-    ) -> None:
+    async def _admit(self, request: Request, route: Route, receive: Receive, watch: DisconnectWatch) -> None:
         operation = route.operation
         request.gate = self._gate
         request.client, request.key_class = self._gate.admit(request, operation.access)
@@ -163,7 +157,7 @@ class Application:
             limit = self._options.max_body_bytes if operation.limit is None else operation.limit
             form = isinstance(operation, DocumentedOperation) and operation.form is not None
             check_head(request, limit, json=operation.request is not None, form=form)
-            body = exchange.take_body(limit) if exchange is not None else None
+            body = request.exchange.take_body(limit) if request.exchange is not None else None
             if body is None:
                 with watch.limit_body_time():
                     body = await read_body(receive, limit)

@@ -27,3 +27,9 @@ class Exchange(Protocol):
         Returns False, and writes nothing, if it needs messages: the client reads slowly, the connection closes after
         this response, or the response has no body.
         """
+
+    def can_send_piece(self) -> bool:
+        """Whether a piece of a streamed response can be written at once: its head was sent, and the client reads."""
+
+    def send_piece(self, piece: bytes) -> None:
+        """Write a piece, which is not empty, after `can_send_piece`."""

@@ -12,6 +12,7 @@ import msgspec
 
 from shoal.core.protocols import Access
 from shoal.errors import Forbidden, InternalError, ShoalError, Unauthorized
+from shoal.http.exchange import EXTENSION, Exchange
 from shoal.http.headers import combine_headers
 from shoal.http.images import ImageReader
 from shoal.types import Context, Result, TrafficClass, Usage
@@ -100,6 +101,7 @@ class Request:
     deadline: float = math.inf
     client: str = ""
     gate: Gate | None = None
+    exchange: Exchange | None = None
     key_class: TrafficClass | None = None
     parameter: str = ""
     body: bytes = b""
@@ -127,6 +129,9 @@ class Request:
         peer = scope.get("client")
         self.peer: str = peer[0] if peer else ""
         self.started = started
+        extensions = scope.get("extensions")
+        if extensions:
+            self.exchange = extensions.get(EXTENSION)
 
     @property
     def traffic(self) -> TrafficClass | None:

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from shoal.errors import InternalError, ShoalError
+from shoal.http.exchange import Exchange
 from shoal.http.redaction import redact_error
 from shoal.types import Chunk
 
@@ -43,14 +44,19 @@ class StreamEncoder(Protocol):
 
 
 async def open_stream_body(
-    chunks: AsyncGenerator[Chunk], frames: StreamEncoder, heartbeat_s: float, *, request_id: str = ""
+    chunks: AsyncGenerator[Chunk],
+    frames: StreamEncoder,
+    heartbeat_s: float,
+    *,
+    request_id: str = "",
+    exchange: Exchange | None = None,
 ) -> StreamBody:
     """Return the body of a stream once its first chunk has arrived or its first heartbeat is due.
 
     Raises any error before that, so that it still gets a status of its own. `chunks` are always closed: here, at the
-    end of the body, or by its `aclose`.
+    end of the body, or by its `aclose`. `exchange`: where the body may write to as well.
     """
-    made = StreamBody(chunks, frames, heartbeat_s, request_id)
+    made = StreamBody(chunks, frames, heartbeat_s, request_id, exchange)
     await made.begin()
     return made
 
@@ -58,15 +64,23 @@ async def open_stream_body(
 class StreamBody(AsyncIterator[bytes]):
     """Yields everything that is ready as one piece.
 
-    A separate task reads the chunks, at most MAX_BUFFERED_CHUNKS or MAX_BUFFERED_BYTES ahead. `first`: the first chunk,
-    or None if a heartbeat came first. `failed`: the kind of the error that ended the stream in mid-stream, else "".
+    A separate task reads the chunks, at most MAX_BUFFERED_CHUNKS or MAX_BUFFERED_BYTES ahead. While the reader waits
+    for one, it writes the chunk to `exchange` itself, which saves waking the reader for each token. `first`: the first
+    chunk, or None if a heartbeat came first. `failed`: the kind of the error that ended the stream in mid-stream, else
+    "".
     """
 
     def __init__(
-        self, chunks: AsyncGenerator[Chunk], frames: StreamEncoder, heartbeat_s: float, request_id: str
+        self,
+        chunks: AsyncGenerator[Chunk],
+        frames: StreamEncoder,
+        heartbeat_s: float,
+        request_id: str,
+        exchange: Exchange | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._frames = frames
+        self._exchange = exchange
         self._request_id = request_id
         self._heartbeat_s = heartbeat_s
         self._ready: deque[Chunk] = deque()
@@ -165,6 +179,8 @@ class StreamBody(AsyncIterator[bytes]):
         try:
             async with aclosing(chunks):
                 async for chunk in chunks:
+                    if self._write(chunk):
+                        continue
                     self._ready.append(chunk)
                     self._size += len(chunk.raw[1]) if chunk.raw is not None else _estimate_size(chunk)
                     if len(self._ready) == 1:  # else it is awake
@@ -177,6 +193,20 @@ class StreamBody(AsyncIterator[bytes]):
         finally:
             self._has_ended = True
             _wake(self._reader_waiter)
+
+    def _write(self, chunk: Chunk) -> bool:
+        """Write a chunk if nothing is to be written before it and it is not too soon; return whether it is done."""
+        exchange, reader = self._exchange, self._reader_waiter
+        if exchange is None or self._ready or reader is None or reader.done():
+            return False
+        now = self._loop.time()
+        if now < self._last_write + self._interval_s or not exchange.can_send_piece():
+            return False
+        piece = self._frames.encode_chunk(chunk)
+        if piece:
+            exchange.send_piece(piece)
+            self._last_write = now
+        return True
 
     def _check_heartbeat(self) -> None:
         """Request a heartbeat if the last write is `heartbeat_s` ago. One timer per stream instead of one per chunk."""

@@ -499,6 +499,20 @@ class _Exchange:
         cycle.on_response()
         return True
 
+    def can_send_piece(self) -> bool:
+        cycle = self.cycle
+        return bool(
+            cycle is not None
+            and cycle.response_started
+            and not cycle.response_complete
+            and cycle.chunked_encoding  # not for HEAD
+            and not cycle.flow.write_paused
+            and not cycle.disconnected
+        )
+
+    def send_piece(self, piece: bytes) -> None:
+        self.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+
     def write(self, data: bytes) -> None:
         if not self._has_started:
             self._has_started, self._first_part = True, data

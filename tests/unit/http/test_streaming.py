@@ -343,3 +343,97 @@ def test_every_frame_is_sent_once_in_order(groups: Sequence[Sequence[str]], ends
         assert asyncio.run(run()) == expected.encode()
     finally:
         streaming.WRITE_INTERVAL_S = pause
+
+
+class Wire:
+    """An exchange that takes pieces while `takes` is set."""
+
+    def __init__(self) -> None:
+        self.on_disconnect: Callable[[], None] | None = None
+        self.takes = False
+        self.sent: list[bytes] = []
+
+    def take_body(self, limit: int) -> bytes | None:
+        return None
+
+    def send_whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
+        return False
+
+    def can_send_piece(self) -> bool:
+        return self.takes
+
+    def send_piece(self, piece: bytes) -> None:
+        self.sent.append(piece)
+
+
+async def test_chunks_are_written_past_a_reader_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not to an exchange that takes none, and not before the first piece; an empty frame is not written."""
+    monkeypatch.setattr(streaming, "WRITE_INTERVAL_S", 0.0)
+    source, wire = Source(), Wire()
+    source.say("a")
+    body = await open_stream_body(source.chunks(), Words(), NEVER_S, exchange=wire)
+    wire.takes = True
+    source.say("b")
+    await run_loop()
+    assert await anext(body) == b"<a><b>"
+    reading = asyncio.create_task(rest(body))
+    await run_loop()
+    for each in ("c", "", "d"):
+        source.say(each)
+        await run_loop()
+    assert wire.sent == [b"<c>", b"<d>"]
+    assert not reading.done()
+    wire.takes = False
+    source.say("e", None)
+    assert await reading == b"<e>."
+
+
+async def test_writes_past_the_reader_are_spaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "WRITE_INTERVAL_S", NEVER_S)
+    source, wire = Source(), Wire()
+    source.say("a")
+    body = await open_stream_body(source.chunks(), Words(), NEVER_S, exchange=wire)
+    wire.takes = True
+    assert await anext(body) == b"<a>"
+    reading = asyncio.create_task(rest(body))
+    await run_loop()
+    source.say("b")
+    await run_loop()
+    assert not wire.sent
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+
+
+@settings(max_examples=60)
+@given(
+    steps=st.lists(st.tuples(st.text(max_size=3), st.booleans(), st.integers(0, 4)), max_size=12), ends=st.booleans()
+)
+def test_every_frame_is_written_once_in_order(steps: Sequence[tuple[str, bool, int]], ends: bool) -> None:
+    """Whoever writes it: the reader takes a varying number of turns, and the exchange does not always take pieces."""
+
+    async def run() -> bytes:
+        source, wire = Source(), Wire()
+        source.say("first")
+        body = await open_stream_body(source.chunks(), Words(), NEVER_S, exchange=wire)
+
+        async def read() -> None:
+            async for piece in body:
+                for _ in range(len(piece) % 3):  # as a response to a slow client
+                    await asyncio.sleep(0)
+                wire.sent.append(piece)
+
+        reading = asyncio.create_task(read())
+        for text, wire.takes, turns in steps:
+            source.say(text)
+            await run_loop(turns)
+        source.say(None if ends else EngineFailed("x"))
+        await reading
+        return b"".join(wire.sent)
+
+    expected = "<first>" + "".join(f"<{text}>" for text, _, _ in steps if text) + ("." if ends else "!x")
+    pause, streaming.WRITE_INTERVAL_S = streaming.WRITE_INTERVAL_S, 0.0
+    try:
+        assert asyncio.run(run()) == expected.encode()
+    finally:
+        streaming.WRITE_INTERVAL_S = pause

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ShoalError
+from shoal.http.exchange import EXTENSION
 from shoal.server.http_protocol import (
     HEAD_BYTES,
     HEAD_TIMEOUT_S,
@@ -632,3 +633,51 @@ class TestUnread:
         assert len(client.clock.timers) == 3
         client.connection.connection_lost(None)
         assert client.clock.timers == []
+
+
+class Streamer(Client):
+    """Streams a response, and records at each stage whether the application could write to its exchange."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.could: list[bool] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        exchange = scope["extensions"][EXTENSION]
+        self.could.append(exchange.can_send_piece())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        self.could.append(exchange.can_send_piece())
+        if self.could[-1]:
+            exchange.send_piece(b"abc")
+        self.connection.pause_writing()
+        self.could.append(exchange.can_send_piece())
+        self.connection.resume_writing()
+        await send({"type": "http.response.body", "body": b"def"})
+        self.could.append(exchange.can_send_piece())
+
+
+class TestPieces:
+    async def test_are_written_to_a_response_that_has_begun(self) -> None:
+        """Not before its head, after its end, or while the client reads slowly."""
+        client = Streamer()
+        await client.send(GET)
+        head, _, body = client.wire.sent.partition(b"\r\n\r\n")
+        assert body == b"3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n"
+        assert client.wire.writes[0].startswith(head)
+        assert client.could == [False, True, False, False]
+        await client.leave()
+
+    async def test_a_response_without_a_body_has_none(self) -> None:
+        client = Streamer()
+        await client.send(b"HEAD / HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert client.wire.sent.endswith(b"\r\n\r\n")
+        assert client.could == [False] * 4
+        await client.leave()
+
+    async def test_a_client_that_left_gets_none(self) -> None:
+        client = Streamer()
+        client.connection.data_received(GET)
+        client.connection.connection_lost(None)
+        await client.turn()
+        assert client.could == [False] * 4
+        await client.leave()

@@ -128,14 +128,14 @@ class Connection(asyncio.Protocol):
         """Wait for the status and headers. Raises Disconnected, InvalidResponse, another OSError, or what `fail` was
         given."""
         while not self._has_head:
-            await self._wait()
+            await self._next_change()
 
     async def read(self) -> bytes:
         """Return the data that has arrived, b"" at the end of the body. Raises as `read_head` does, and BodyCut."""
         while not self._pieces:
             if self._is_complete:
                 return b""
-            await self._wait()
+            await self._next_change()
         data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         self._buffered = 0
@@ -159,12 +159,12 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def _wait(self) -> None:
-        """Wait for any change; the caller checks whether it is the one that it needs."""
+    def _next_change(self) -> asyncio.Future[None]:
+        """Return a future of the next change; the caller checks whether it is the one that it needs."""
         if self._error is not None:
             raise self._error
         self._waiter = self._loop.create_future()
-        await self._waiter
+        return self._waiter
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

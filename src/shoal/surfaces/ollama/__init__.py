@@ -250,7 +250,9 @@ class _GenerateEndpoint(Generic[A]):
         lines = await self._start_answer(request, payload, model)
         chunks = self._gateway.stream(task, request.context())
         if stream:
-            body = await open_stream_body(chunks, lines, self._heartbeat_s, request_id=request.id)
+            body = await open_stream_body(
+                chunks, lines, self._heartbeat_s, request_id=request.id, exchange=request.exchange
+            )
             return Reply(200, [*_STREAM, *prompt_headers(body.first)], body)
         async with aclosing(chunks):
             async for chunk in chunks:

@@ -134,7 +134,7 @@ async def generate_reply(
     request.model, request.items = task.model, task.choices
     chunks = gateway.stream(task, request.context())
     if task.stream:
-        stream = await open_stream_body(chunks, frames(), heartbeat_s, request_id=request.id)
+        stream = await open_stream_body(chunks, frames(), heartbeat_s, request_id=request.id, exchange=request.exchange)
         return Reply(200, [*EVENT_STREAM, *prompt_headers(stream.first)], stream)
     answer = await collect(chunks)
     request.usage = answer.usage
