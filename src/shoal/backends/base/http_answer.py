@@ -36,7 +36,7 @@ class RequestNotSent(TransportFailed):
     """The server read nothing of the request, so it may be sent to another one."""
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen, which makes creating one three times as expensive
 class Answer:
     """A complete response. `body` is cut to the requested maximum; `is_complete` is whether it is complete. `key`:
     Shoal's own key for that server."""

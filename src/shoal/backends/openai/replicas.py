@@ -106,6 +106,8 @@ class Attempt:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.replica.in_flight -= 1
+        if error is None:
+            return
         if isinstance(error, UpstreamRefused):
             error.server = self.replica.client.base
         now = time.monotonic()

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.backends.base.http_answer import Answer, RequestNotSent, is_json
 from shoal.backends.base.http_client import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, Response
@@ -44,8 +44,7 @@ class UpstreamOptions:
     first_token_timeout_s: float = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class _UpstreamRequest:
+class _UpstreamRequest(NamedTuple):
     """A request for one replica. `raw`: the dialect in which its answer is passed through; "" if it is parsed."""
 
     path: str

@@ -16,7 +16,6 @@ from shoal.backends.openai.calls import Rows
 from shoal.backends.openai.wire import VectorsWire
 from shoal.decoding import json_decoder
 from shoal.errors import UpstreamFailed
-from shoal.types import Vectors
 
 ROWS_AT_ONCE = 64
 """Rows decoded before the event loop runs other tasks: lists of floats take about 50 us a row."""
@@ -54,29 +53,33 @@ class EmbeddingCalls:
     async def read(self, answer: Answer, items: Sequence[Any], where: str) -> Rows:
         try:
             parsed = _VECTORS.decode(answer.body)
-            rows: list[Vectors | None] = [None] * len(items)
+            rows: list[bytes] = [b""] * len(items)
             for place, one in enumerate(parsed.data):
                 at = place if one.index is None else one.index
-                if not 0 <= at < len(rows) or rows[at] is not None:
+                if not 0 <= at < len(rows) or rows[at]:
                     raise UpstreamFailed(
                         f"the server at {where} returned {len(parsed.data)} vectors for {len(items)} texts"
                     )
-                rows[at] = _vector(bytes(one.embedding))
+                rows[at] = _float_bytes(bytes(one.embedding))
                 if place % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
                     await asyncio.sleep(0)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise UpstreamFailed(f"the server at {where} returned invalid embeddings: {error}") from None
-        found = [row for row in rows if row is not None]
-        if len(found) != len(items):
-            raise UpstreamFailed(f"the server at {where} returned {len(found)} vectors for {len(items)} texts")
-        if len({row.size for row in found}) != 1 or not found[0].size:
+        if len(parsed.data) != len(items):
+            raise UpstreamFailed(f"the server at {where} returned {len(parsed.data)} vectors for {len(items)} texts")
+        if not rows[0] or any(len(row) != len(rows[0]) for row in rows):
             raise UpstreamFailed(f"the server at {where} returned vectors that are empty or of different lengths")
-        return Rows(np.stack(found), parsed.usage.input_token_count if parsed.usage is not None else 0)
+        values = np.frombuffer(bytearray().join(rows), dtype="<f4").reshape(len(rows), -1)
+        count = parsed.usage.input_token_count if parsed.usage is not None else 0
+        return Rows(values.astype(np.float32, copy=False), count)
 
 
-def _vector(embedding: bytes) -> Vectors:
+def _float_bytes(embedding: bytes) -> bytes:
+    """Return the little-endian float32 numbers of a vector in JSON. Raises ValueError and DecodeError."""
     if embedding.startswith(b'"'):
         data = pybase64.b64decode(_TEXT.decode(embedding), validate=True)
-        return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
+        if len(data) % 4:
+            raise ValueError("the base64 of a vector is not of whole float32 numbers")
+        return data
     with np.errstate(over="ignore"):  # overflow to infinity fails only its own row
-        return np.asarray(_FLOATS.decode(embedding), dtype=np.float32)
+        return np.asarray(_FLOATS.decode(embedding), dtype="<f4").tobytes()

@@ -183,7 +183,7 @@ class ArgumentsLimit:
 def check_depth(value: Any, name: str) -> None:
     """Raise InvalidValue for JSON that is nested too deeply, or holds integers of more than 64 bits, which cannot be
     encoded again."""
-    level, depth = [value], 0
+    level, depth = [value] if value else [], 0
     while level:
         depth += 1
         if depth > MAX_DEPTH:

@@ -179,7 +179,7 @@ class ChatEvents(CompletionEvents):
         self._plain_tail = b'},"logprobs":null,"finish_reason":null}' + self.tail
 
     def encode_chunk(self, chunk: Chunk) -> bytes:
-        before = self._texts.get(chunk.index)
+        before = self._texts.get(chunk.index) if chunk.raw is None else None
         if before is None or not chunk.text or _has_more(chunk):
             return super().encode_chunk(chunk)
         self._pieces += 1
@@ -224,12 +224,7 @@ class ChatEvents(CompletionEvents):
 def _has_more(chunk: Chunk) -> bool:
     """Whether the chunk has anything besides text."""
     return bool(
-        chunk.finish_reason is not None
-        or chunk.logprobs
-        or chunk.tools
-        or chunk.reasoning
-        or chunk.usage is not None
-        or chunk.raw is not None
+        chunk.finish_reason is not None or chunk.logprobs or chunk.tools or chunk.reasoning or chunk.usage is not None
     )
 
 

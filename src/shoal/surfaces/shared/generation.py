@@ -71,9 +71,11 @@ async def collect(chunks: AsyncGenerator[Chunk]) -> Answer:
     async with aclosing(chunks):
         async for chunk in chunks:
             answer.first_s = answer.first_s or time.monotonic() - began
-            answer.usage = chunk.usage or answer.usage
-            answer.cut += chunk.cut
-            answer.ignored += chunk.ignored
+            if chunk.usage is not None:
+                answer.usage = chunk.usage
+            if chunk.cut or chunk.ignored:
+                answer.cut += chunk.cut
+                answer.ignored += chunk.ignored
             if chunk.raw is not None:
                 dialect, piece = chunk.raw
                 raw.append(piece)
