@@ -32,9 +32,14 @@ RESULTS = HERE / "results"
 
 
 class Server:
-    """A `shoal serve` process of this benchmark; `settings` travel in its environment, all else is default."""
+    """A `shoal serve` process of this benchmark; `settings` travel in its environment, all else is default.
+
+    Subclasses run other servers: they change `program`, `command`, `environment`, `ready_path` or `served_model`.
+    """
 
     program: Sequence[str] = ("-m", "shoal")
+    ready_path = "/health/ready"
+    ready_limit_s = 900.0
 
     def __init__(self, address: str = "", **settings: object) -> None:
         self.port = free_port()
@@ -47,27 +52,39 @@ class Server:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
 
     def __enter__(self) -> Server:
-        command = [sys.executable, *self.program, "serve", *([self._address] if self._address else [])]
-        environ = {f"SHOAL_{name.upper()}": str(value) for name, value in self._settings.items()}
         start = time.perf_counter()
         self.process = subprocess.Popen(
-            [*command, "--port", str(self.port)],
-            env=os.environ | environ,
+            self.command(),
+            env=os.environ | self.environment(),
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,
         )
         try:
-            self._wait(start, 900)
+            self._wait(start, self.ready_limit_s)
         except BaseException:
             self._stop()
             raise
         self.ready_s = time.perf_counter() - start
-        self.model = self.get("/v1/models")["data"][0]["id"]
+        self.model = self.served_model()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop()
+
+    def command(self) -> list[str]:
+        """Program and arguments; `Server` adds nothing to it."""
+        address = [self._address] if self._address else []
+        return [sys.executable, *self.program, "serve", *address, "--port", str(self.port)]
+
+    def environment(self) -> dict[str, str]:
+        """Variables beside those of this process."""
+        return {f"SHOAL_{name.upper()}": str(value) for name, value in self._settings.items()}
+
+    def served_model(self) -> str:
+        """The name that requests give the model, once the server is ready."""
+        name: str = self.get("/v1/models")["data"][0]["id"]
+        return name
 
     def text(self, path: str) -> str:
         with urllib.request.urlopen(self.url + path, timeout=10) as reply:
@@ -117,7 +134,7 @@ class Server:
             if self.process.poll() is not None:
                 raise RuntimeError(f"the server ended with {self.process.returncode}:\n{self._tail()}")
             try:
-                with urllib.request.urlopen(self.url + "/health/ready", timeout=5):
+                with urllib.request.urlopen(self.url + self.ready_path, timeout=5):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.02)

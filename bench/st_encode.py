@@ -1,11 +1,14 @@
 """sentence-transformers' side of versus_st.py: a line of JSON in ({texts, precision}), a line out ({seconds}).
 
+With {each, limit_s} too: so many texts a call, for so long; the answer has {texts, p50_ms} as well.
+
 Runs with a Python of its own and imports nothing of Shoal.
 """
 
 import contextlib
 import json
 import os
+import statistics
 import sys
 import time
 
@@ -24,11 +27,28 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         mixed = torch.autocast("cpu", torch.bfloat16) if request["precision"] == "bf16" else contextlib.nullcontext()
+        texts, each = request["texts"], request.get("each", 0)
         with mixed:
-            start = time.perf_counter()
-            model.encode(request["texts"], batch_size=32, show_progress_bar=False)
-            seconds = time.perf_counter() - start
-        say({"seconds": seconds})
+            if each:
+                say(encode_for(model, request["limit_s"], texts, each))
+            else:
+                start = time.perf_counter()
+                model.encode(texts, batch_size=32, show_progress_bar=False)
+                say({"seconds": time.perf_counter() - start})
+
+
+def encode_for(
+    model: sentence_transformers.SentenceTransformer, limit_s: float, texts: list[str], each: int
+) -> dict[str, float]:
+    """Calls of `each` texts until the time is over, or the texts are."""
+    calls = []
+    start = time.perf_counter()
+    while time.perf_counter() - start < limit_s and (len(calls) + 1) * each <= len(texts):
+        at = time.perf_counter()
+        model.encode(texts[len(calls) * each : (len(calls) + 1) * each], batch_size=each, show_progress_bar=False)
+        calls.append(time.perf_counter() - at)
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "texts": len(calls) * each, "p50_ms": statistics.median(calls) * 1000}
 
 
 def say(answer: dict[str, object]) -> None:

@@ -41,6 +41,20 @@ class SentenceTransformers:
         print(json.dumps({"texts": texts, "precision": precision}), file=self.process.stdin, flush=True)
         return len(texts) / float(self._line()["seconds"])
 
+    def encode_for(self, seconds: float, texts: list[str], *, each: int) -> dict[str, float]:
+        """f32, `each` texts at a time until the time is over: how many `texts`, in how many `seconds`, and the `p50_ms`
+        of a call.
+
+        Raises RuntimeError when the texts did not last.
+        """
+        assert self.process.stdin is not None
+        request = {"texts": texts, "precision": "f32", "each": each, "limit_s": seconds}
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        answer = self._line()
+        if answer["texts"] + each > len(texts):
+            raise RuntimeError(f"{len(texts)} texts did not last for {seconds} s")
+        return {name: float(value) for name, value in answer.items()}
+
     def close(self) -> None:
         self.process.stdin.close() if self.process.stdin else None
         self.process.wait(30)
