@@ -9,6 +9,7 @@ CONVERT := .venv-convert
 CLIENTS := .venv-clients
 CLIENTS_OLD := .venv-clients-old
 LOWEST := .venv-lowest
+PEERS := .venv-peers
 VENVS := $(VENV) $(PARITY) $(CONVERT) $(CLIENTS) $(CLIENTS_OLD) $(LOWEST)
 BIN := $(VENV)/bin
 UV := $(VENV)/bin/uv
@@ -32,7 +33,7 @@ $(if $(filter-out avx2 avx512,$(ISA)),$(error ISA is avx2, avx512 or empty, not 
 PYTEST = $(if $(ISA),env $(CAP_$(ISA)) )$(BIN)/python -m pytest -rs
 
 .PHONY: help setup serve serve-triton web test coverage test-clients test-languages test-parity test-convert test-lowest lint fix lock \
-	proto bench clean
+	proto bench bench-peers clean
 
 help:
 	@echo "make serve        serve MODEL (or the default model) on 127.0.0.1, PORT=$(PORT)"
@@ -45,6 +46,7 @@ help:
 	@echo "make coverage     fail unless the tests take every branch of the batching core"
 	@echo "make lint, fix    check, or repair, style and types"
 	@echo "make bench        measure on this machine, into bench/results"
+	@echo "make bench-peers  the same beside other servers and gateways, which are fetched (10 GB)"
 	@echo "make proto        compile the gRPC messages after a change of a .proto"
 	@echo "make lock         write requirements/ after a change of pyproject.toml; ARGS=--upgrade renews all versions"
 	@echo "make setup, web   only install for development; only build the pages"
@@ -142,8 +144,14 @@ bench: setup $(PARITY)/.installed
 	$(BIN)/python bench/triton_llm.py $(ARGS)
 	$(BIN)/python bench/versus_st.py --python $(PARITY)/bin/python $(ARGS)
 
+bench-peers: setup $(PARITY)/.installed
+	@command -v wrk >/dev/null || { echo "bench-peers needs wrk: apt-get install wrk"; exit 1; }
+	$(BIN)/shoal pull
+	PYTHONPATH=bench $(BIN)/python -m peers --python $(PARITY)/bin/python $(ARGS)
+	$(BIN)/python bench/render.py
+
 clean:
-	rm -rf $(VENVS) build dist src/shoal/web/dist web/node_modules
+	rm -rf $(VENVS) $(PEERS) build dist src/shoal/web/dist web/node_modules
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

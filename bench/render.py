@@ -10,6 +10,7 @@ RESULTS = Path(__file__).parent / "results"
 ORDER = (
     "throughput",
     "efficiency",
+    "peers",
     "versus_st",
     "parity",
     "int8",
@@ -21,7 +22,7 @@ ORDER = (
     "fairness",
     "memory",
 )
-LEFT_OUT = ("rounds", "rows", "runs", "served", "tokens_checked")
+LEFT_OUT = ("rounds", "rows", "runs", "served", "tokens_checked", "installed")
 """Kept in the JSON files, too long for a page."""
 
 CLOSE = ("cosine", "top1", "top10", "spearman", "difference")

@@ -117,12 +117,25 @@ static_resources:
 
 
 def infinity(name: str, engine: str, folder: str) -> Peer:
+    """Infinity finds the ONNX graph of a local model only in the folder that it is started in."""
     return Peer(
         name=name,
         contest="engines",
         environment="infinity",
         command=(
-            *("$bin/infinity_emb", "v2", "--model-id", folder, "--served-model-name", "model", "--engine", engine),
+            *(
+                "env",
+                "--chdir",
+                folder,
+                "$bin/infinity_emb",
+                "v2",
+                "--model-id",
+                ".",
+                "--served-model-name",
+                "model",
+                "--engine",
+                engine,
+            ),
             *("--device", "cpu", "--dtype", "float32", "--url-prefix", "/v1", "--log-level", "error"),
             *("--host", "127.0.0.1", "--port", "$port"),
         ),
