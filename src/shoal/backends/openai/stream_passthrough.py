@@ -76,13 +76,13 @@ class PassThroughStream:
 
     def _find_marked_event(self, events: bytes) -> int:
         """Return where the first event begins that has a mark of the usage, an error or the end; the length if none has
-        one. Events of several lines are not searched for marks of their own."""
-        marks = [found.start() for mark in self._marks if (found := mark.search(events)) is not None]
-        if events.endswith(_DONE_END):
-            marks.append(len(events) - len(_DONE_END))
-        if not marks:
-            return len(events)
-        return 1 + events.rfind(b"\n", 0, min(marks))
+        one."""
+        first = len(events) - (len(_DONE_END) if events.endswith(_DONE_END) else 0)
+        for mark in self._marks:
+            found = mark.search(events, 0, first)
+            if found is not None:
+                first = found.start()
+        return first if first == len(events) else 1 + events.rfind(b"\n", 0, first)
 
     def _read_all(self, events: Sequence[bytes]) -> Sequence[bytes]:
         """Read the events up to one that ends the stream; return those to pass on."""

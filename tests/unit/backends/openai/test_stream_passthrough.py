@@ -241,3 +241,13 @@ class TestReads:
         chunks, error = passed([[delta(), sent]])
         assert passed_on(chunks) == (delta() + sent).replace(b"up/model", b"mine")
         assert isinstance(error, TransportFailed)
+
+    def test_an_end_between_other_line_ends_is_seen(self) -> None:
+        chunks, error = passed([[delta()[:-2] + b"\r\rdata: [DONE]\r\r" + delta("b")]])
+        assert passed_on(chunks) == delta(model="mine")[:-2] + b"\r\rdata: [DONE]\r\r"
+        assert error is None
+
+    def test_a_line_that_is_no_data_is_no_event(self) -> None:
+        named = b'id: {"model":"up"}\ndata: x\n\n'
+        chunks, _ = passed([[named], [b'id: {"model":"up"}\n\n']])
+        assert passed_on(chunks) == named.replace(b"up", b"mine")
