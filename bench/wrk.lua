@@ -36,9 +36,11 @@ function done(summary, latency)
   end
   local e = summary.errors
   io.write(string.format(
-    '\nRESULT {"requests":%d,"seconds":%.6f,"sent":%d,"p50":%.3f,"p90":%.3f,"p99":%.3f,"p99.9":%.3f,"max":%.3f,"errors":%d}\n',
+    '\nRESULT {"requests":%d,"seconds":%.6f,"sent":%d,"p50":%.3f,"p90":%.3f,"p99":%.3f,"p99.9":%.3f,"max":%.3f,"errors":%d,'
+    .. '"connect":%d,"read":%d,"write":%d,"timeout":%d,"refused":%d}\n',
     summary.requests, summary.duration / 1e6, sent,
     latency:percentile(50) / 1e3, latency:percentile(90) / 1e3, latency:percentile(99) / 1e3,
     latency:percentile(99.9) / 1e3, latency.max / 1e3,
-    e.connect + e.read + e.write + e.timeout + refused))
+    e.connect + e.read + e.write + e.timeout + refused,
+    e.connect, e.read, e.write, e.timeout, refused))
 end

@@ -26,6 +26,9 @@ from .table import ENVIRONMENTS, ONNX_EXPORT, Contest, Peer
 
 Contender = TypeVar("Contender")
 
+FAILURES = (OSError, RuntimeError, subprocess.CalledProcessError)
+"""Of a run under load."""
+
 PAUSE_S = 0.3
 """Between two contenders: threads of the last one stop spinning."""
 
@@ -172,8 +175,8 @@ class Turns(Generic[Contender]):
         found: dict[str, Figures] = {}
         for name, contender in list(turned(self.contenders, number)):
             try:
-                found[name] = measure(name, contender)
-            except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+                found[name] = self._measure_twice(name, contender, measure)
+            except FAILURES as error:
                 if name in self._essential:
                     raise
                 self._field.qualify(name, f"{self.label} failed under load: {last_lines(str(error))}")
@@ -181,6 +184,14 @@ class Turns(Generic[Contender]):
                 del self.contenders[name]
             time.sleep(PAUSE_S)
         return {name: found[name] for name in self.contenders}
+
+    def _measure_twice(self, name: str, contender: Contender, measure: Callable[[str, Contender], Figures]) -> Figures:
+        """A run with an error measures nothing: it is repeated once, and noted."""
+        try:
+            return measure(name, contender)
+        except FAILURES as error:
+            self._field.qualify(name, f"a run of {self.label} was repeated: {last_lines(str(error))}")
+            return measure(name, contender)
 
 
 def measure_load(server: Server, path: str, lines: Iterable[bytes], clients: int, seconds: float) -> Figures:
