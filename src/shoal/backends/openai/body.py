@@ -84,8 +84,6 @@ class ModelNameRewriter:
         self._encoded_name = msgspec.json.encode(served)
         self._old_prefix = b""
         self._new_prefix = b""
-        self._old_start = b""
-        self._new_start = b""
 
     def __call__(self, data: bytes) -> bytes:
         """Return `data`, one event or one whole body, with the served name."""
@@ -99,8 +97,6 @@ class ModelNameRewriter:
         start, stop = place
         self._old_prefix = data[:stop]
         self._new_prefix = data[:start] + self._encoded_name
-        self._old_start = _EVENT_END + self._old_prefix
-        self._new_start = _EVENT_END + self._new_prefix
         return self._new_prefix + data[stop:]
 
     def rewrite_events(self, events: bytes) -> bytes | None:
@@ -108,19 +104,18 @@ class ModelNameRewriter:
         begins with the remembered prefix: then they must be split."""
         if not (self._old_prefix and events.startswith(self._old_prefix)):
             self(events[: events.find(_EVENT_END) + len(_EVENT_END)])
-        old = self._old_prefix
+        old, new = self._old_prefix, self._new_prefix
+        start = _EVENT_END + old
         if not (
             old.startswith(b"data:")
             and events.startswith(old)
             and events.endswith(_EVENT_END)
             # Each event has its prefix and two line ends, so no line is unaccounted for.
-            and events.count(b"\n") == 2 + 2 * events.count(self._old_start)
+            and events.count(b"\n") == 2 + 2 * events.count(start)
             and b"\r" not in events
         ):
             return None
-        if old == self._new_prefix:
-            return events
-        return self._new_prefix + events[len(old) :].replace(self._old_start, self._new_start)
+        return events if old == new else new + events[len(old) :].replace(start, _EVENT_END + new)
 
 
 def _is_unlimited(raw: msgspec.Raw) -> bool:

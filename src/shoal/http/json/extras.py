@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
@@ -79,11 +79,11 @@ class ExtrasDecoder(Generic[T]):
             if large:
                 await self._check_sizes(body)
             fields = _FIELDS.decode(body)
-            unknown = (
-                [name for name in fields if name not in self._known_fields]
-                if len(fields) <= self._max_fields
-                else fields
-            )
+            unknown: Collection[str] = ()
+            if not fields.keys() <= self._known_fields:
+                unknown = fields
+                if len(fields) <= self._max_fields:
+                    unknown = [name for name in fields if name not in self._known_fields]
             if len(unknown) > MAX_UNKNOWN_FIELDS:
                 raise InvalidValue(f"The body has more than {MAX_UNKNOWN_FIELDS} unknown fields; remove them.")
             if large:

@@ -148,6 +148,8 @@ def _structured_guide(outputs: wire.StructuredOutputs) -> Guide | None:
 
 
 def _single_guide(found: dict[str, Guide | None]) -> Guide | None:
+    if not any(found.values()):
+        return None
     guides = {name: guide for name, guide in found.items() if guide is not None}
     if len(guides) > 1:
         one, other, *_ = guides
