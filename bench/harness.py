@@ -208,7 +208,8 @@ def wrk_lines(server: Server, path: str, lines: Iterable[bytes], clients: int, s
     if found["sent"] > count:
         raise RuntimeError(f"{found['sent']} requests, but only {count} distinct texts: raise `expected`")
     if found["errors"] or not found["requests"]:
-        raise RuntimeError(f"a run with errors, or without answers, measures nothing: {found}")
+        refusal = output.partition("REFUSED ")[2].partition("\n")[0]
+        raise RuntimeError(f"a run with errors, or without answers, measures nothing: {found} {refusal}")
     found["per_s"] = round(found["requests"] / found["seconds"], 1)
     return found
 

@@ -1,4 +1,5 @@
--- Sends each line of a file as a JSON body, once: wrk.lua FILE PATH. Prints one line of JSON at the end.
+-- Sends each line of a file as a JSON body, once: wrk.lua FILE PATH. Prints the first response that was
+-- not a 200, and one line of JSON at the end.
 -- One wrk thread only, so that no two threads send the same line.
 
 local threads = {}
@@ -22,9 +23,10 @@ function request()
   return requests[(sent - 1) % #requests + 1]
 end
 
-function response(status)
+function response(status, headers, body)
   if status ~= 200 then
     refused = refused + 1
+    refusal = refusal or status .. " " .. body:sub(1, 300):gsub("%c", " ")
   end
 end
 
@@ -33,6 +35,9 @@ function done(summary, latency)
   for _, thread in ipairs(threads) do
     sent = sent + thread:get("sent")
     refused = refused + thread:get("refused")
+    if thread:get("refusal") then
+      io.write("\nREFUSED " .. thread:get("refusal"))
+    end
   end
   local e = summary.errors
   io.write(string.format(

@@ -16,7 +16,7 @@ works at a time, in alternating rounds; load comes from wrk (one thread) on the 
 are medians over rounds of the ratio within a round, above 1 where Shoal is ahead: `rate`, Shoal's over the peer's;
 `processor time`, the peer's over Shoal's for a request, user and system time of the server's whole process tree.
 Engines: the same weights, f32 everywhere but in Shoal's default, as many threads as cores, one text a request, answers
-in JSON numbers, `max_queue_ms` at 30 s in Shoal, and vectors that agree (cosine >= 0.999). In each round all get the
+in JSON numbers, `max_queue_ms=0` in Shoal, and vectors that agree (cosine >= 0.999). In each round all get the
 same texts. sentence-transformers has no server: `encode` in process of as many texts at a time as there are clients,
 no HTTP and no JSON, which is a bound for a server around it. Gateways: one worker process as by default, no keys, logs
 at `error`, before bench/openai_stub.py (384 floats; 64 words; 64 chunks written one by one), which is one process on

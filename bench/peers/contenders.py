@@ -179,7 +179,7 @@ class Turns(Generic[Contender]):
             except FAILURES as error:
                 if name in self._essential:
                     raise
-                self._field.qualify(name, f"{self.label} failed under load: {last_lines(str(error))}")
+                self._field.qualify(name, f"{self.label} failed under load: {last_lines(str(error), characters=150)}")
                 self.rounds.drop(name)
                 del self.contenders[name]
             time.sleep(PAUSE_S)
@@ -190,7 +190,7 @@ class Turns(Generic[Contender]):
         try:
             return measure(name, contender)
         except FAILURES as error:
-            self._field.qualify(name, f"a run of {self.label} was repeated: {last_lines(str(error))}")
+            self._field.qualify(name, f"a run of {self.label} was repeated: {last_lines(str(error), characters=150)}")
             return measure(name, contender)
 
 

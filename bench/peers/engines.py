@@ -28,7 +28,7 @@ MOST_PER_S = {16: 5000.0, 100: 2500.0}
 
 SHOAL, DEFAULT = "Shoal f32", "Shoal"
 REFERENCE = "sentence-transformers"
-QUEUE_MS = 30_000
+PATIENT = {"max_queue_ms": 0, "embed_timeout_s": 600}
 """Peers let 64 clients wait however slow the machine is; by default Shoal refuses what would wait for over a second."""
 
 SAME_MODEL = 0.999
@@ -82,7 +82,7 @@ def run_rounds(turns: Turns[Measure], tokens: int, clients: int, arguments: Any)
         texts = Texts(tokens, seed=random.getrandbits(48)).take(int(most * (seconds + 1)))
         return lambda _, measure: measure(texts, clients, seconds)
 
-    turns.once(fresh(1.0))
+    turns.once(fresh(arguments.seconds))
     for number in range(arguments.rounds):
         turns.play(clients, fresh(arguments.seconds), number)
 
@@ -90,8 +90,8 @@ def run_rounds(turns: Turns[Measure], tokens: int, clients: int, arguments: Any)
 def start(field: Field, stack: ExitStack, arguments: Any) -> dict[str, Measure]:
     servers: dict[str, Server] = {}
     with phase("Shoal, twice"):
-        servers[DEFAULT] = stack.enter_context(Server(arguments.model, max_queue_ms=QUEUE_MS))
-        servers[SHOAL] = stack.enter_context(Server(arguments.model, precision="f32", max_queue_ms=QUEUE_MS))
+        servers[DEFAULT] = stack.enter_context(Server(arguments.model, **PATIENT))
+        servers[SHOAL] = stack.enter_context(Server(arguments.model, precision="f32", **PATIENT))
         for server in servers.values():
             server.settle()
     entry = stored(arguments.model)
