@@ -97,6 +97,11 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     cost: CostModel = msgspec.field(default_factory=CostModel)
     details: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
+    @property
+    def cores(self) -> int:
+        """Batches that it computes in parallel."""
+        return self.parallel or self.slots
+
 
 def round_up(value: int, buckets: Sequence[int]) -> int:
     """Return the padded size of `value`: the smallest bucket that holds it, or `value` itself above the last."""

@@ -97,8 +97,8 @@ class DrainRate:
             seconds = facts.cost.seconds(round(batch))
             least = min(least, seconds) if least else seconds
             most = max(most, seconds)
-            cores += facts.parallel or facts.slots
-            rate += (facts.parallel or facts.slots) * batch / padding / max(seconds, 1e-9)
+            cores += facts.cores
+            rate += facts.cores * batch / padding / max(seconds, 1e-9)
         if not rate:
             return DrainTime(0.0, 0.0, 0.0)
         seconds = last = max(tokens / rate, least)

@@ -463,9 +463,7 @@ class Lane:
         run.own_seconds = started + run.seconds - max(started, run.lease.started)
         # Start the slot's next batch before writing this one's answers: that occupies the event loop, and the engine
         # would idle meanwhile.
-        self._release(run)
-        self._pump()
-        self._record_drain(run)
+        self._pass_slot_on(run)
         finishing = self._clock()
         rows = self._finish_rows(outputs, prepared)
         run.finish_seconds = self._clock() - finishing
@@ -473,7 +471,10 @@ class Lane:
             raise EngineFailed(f"the model returned {len(rows)} rows for {len(prepared)} inputs")
         return rows
 
-    def _record_drain(self, run: _InFlightBatch) -> None:
+    def _pass_slot_on(self, run: _InFlightBatch) -> None:
+        """Release the slot of a batch that ended, start the next one, and record how fast the queue drains."""
+        self._release(run)
+        self._pump()
         now, items = self._clock(), run.items
         tokens = sum([item.cost for item in items])
         batch = FinishedBatch(run.facts, len(items), tokens, run.padded_tokens, run.flush == "full")
@@ -555,9 +556,7 @@ class Lane:
             run.replica.shrink(sum(item.cost for item in run.items))
         if isinstance(error, DeadlineExceeded):
             run.replica.record_timeout(run.padded_tokens, self._clock() - max(run.started, run.lease.started))
-            self._release(run)
-            self._pump()
-            self._record_drain(run)
+            self._pass_slot_on(run)
         if not items:
             return
         # Count all items that ran together: the bad one may be an item whose caller has left since.

@@ -52,6 +52,8 @@ with two short texts is one batch, not two."""
 SCAN_LIMIT = 256
 """Maximum flows examined per batch: bounds the work of `take` when a thousand flows have a thousand lengths."""
 
+NEVER = float("-inf")
+
 LOOK_AGAIN_S = 0.05
 """Polling interval where no event signals a change."""
 
@@ -263,7 +265,7 @@ class Planner(Generic[E]):
         }
         self._arrivals: deque[E] = deque()
         self._sequence = count(1)
-        self._interactive_seen: float | None = None
+        self._interactive_seen = NEVER
         self._skipping_branches: list[_Branch[E]] = []
         self._single_entry: E | None = None
 
@@ -287,7 +289,7 @@ class Planner(Generic[E]):
         self.items += 1
         self.tokens += entry.cost
         self._arrivals.append(entry)
-        if entry.traffic == "interactive" or self._interactive_seen is None:
+        if entry.traffic == "interactive" or self._interactive_seen == NEVER:
             self._interactive_seen = now  # a new lane counts as shared: it is chance who comes first
 
     def _enter_flow(self, entry: E) -> None:
@@ -445,18 +447,17 @@ class Planner(Generic[E]):
     def _longest_tokens(self, name: TrafficClass, draft: _Draft[E], now: float, replicas: int) -> float:
         """Like `longest_batch_tokens`, but fewer for bulk items that share the lane with interactive ones."""
         facts, cost, seconds = draft.facts, draft.facts.cost, self.limits.max_batch_ms / 1000
-        cores = facts.parallel or facts.slots
         if name == "bulk" and draft.entries:
             # An interactive item waits for the bulk items in its batch.
             return cost.tokens_within(max(seconds * MIXED_PART, cost.fixed * (1 + MIXED_PART)))
-        if name == "bulk" and now - (self._interactive_seen or now) < INTERACTIVE_MEMORY_S:
+        if name == "bulk" and now - self._interactive_seen < INTERACTIVE_MEMORY_S:
             seconds = max(seconds * SHARED_BULK_PART, min(seconds, cost.fixed / SHARED_CALL_PART))
             # Where slots share cores, an arriving item waits for the batches of all slots.
-            return cost.tokens_within(max(seconds * cores / facts.slots, cost.fixed * 2))
+            return cost.tokens_within(max(seconds * facts.cores / facts.slots, cost.fixed * 2))
         if draft.entries:
             return cost.tokens_within(max(seconds, cost.fixed * 2))
         # An interactive item that arrives does not wait for queued bulk items, only for their batches.
-        delay = cost.seconds(self._classes[name].tokens) / (cores * replicas) if name == "interactive" else 0.0
+        delay = cost.seconds(self._classes[name].tokens) / (facts.cores * replicas) if name == "interactive" else 0.0
         return longest_batch_tokens(self.limits, cost, delay)
 
     def _predict_seconds(self, facts: EngineFacts, draft: _Draft[E], entry: E) -> float:

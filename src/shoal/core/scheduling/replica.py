@@ -46,7 +46,7 @@ class Replica:
         self.engine = engine
         self._leases: list[SlotLease] = []
         self._engine_facts = engine.facts
-        self.cores = self._engine_facts.parallel or self._engine_facts.slots
+        self.cores = self._engine_facts.cores
         self._cost = OnlineCost(self._engine_facts.cost)
         self._max_batch_tokens: int | None = None
         self.ejection = Ejection()
@@ -68,7 +68,7 @@ class Replica:
             if stated.cost != self._engine_facts.cost:
                 self._cost = OnlineCost(stated.cost)
             self._engine_facts = stated
-            self.cores = stated.parallel or stated.slots
+            self.cores = stated.cores
             self._facts = None
         if self._facts is None:
             most = self._max_batch_tokens if self._max_batch_tokens is not None else stated.max_batch_tokens

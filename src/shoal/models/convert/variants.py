@@ -96,7 +96,7 @@ def make_variant(
     disk.
     """
     path = variant_path(stored, variant, grouped=grouped)
-    note = f"variant_{_form(variant, grouped)}_files"
+    note = f"{_note(variant, grouped)}_files"
     if stored.graph.suffix != ".onnx":
         raise ModelFileError(f"only ONNX graphs have {variant} variants; use precision auto", file=stored.graph.name)
     if _is_whole(stored, path, note, store):
@@ -358,7 +358,7 @@ def measure_parity(
     `engine` names the engine with its version and threads; `open_graph` opens a file on it, as "f32" or as the variant.
     Raises VerificationFailed if the variant may not serve, and the errors of `open_graph`. Blocks for seconds.
     """
-    note, key = f"variant_{_form(variant, grouped)}", parity_key(engine, stored, samples)
+    note, key = _note(variant, grouped), parity_key(engine, stored, samples)
     kept = _parse_parity(store.notes(stored).get(note))
     if kept is None or kept.key != key:
         path = variant_path(stored, variant, grouped=grouped)
@@ -373,10 +373,14 @@ def list_variants(stored: StoredModel, store: Store) -> list[tuple[Variant, int,
     """Return the variants beside a stored graph, with their bytes and the parity measured last."""
     notes = store.notes(stored)
     return [
-        (variant, size_of(path), _parse_parity(notes.get(f"variant_{_form(variant, grouped)}")))
+        (variant, size_of(path), _parse_parity(notes.get(_note(variant, grouped))))
         for variant, grouped in FORMS
         if (path := variant_path(stored, variant, grouped=grouped)).is_file()
     ]
+
+
+def _note(variant: Variant, grouped: bool) -> str:
+    return f"variant_{_form(variant, grouped)}"
 
 
 def _form(variant: Variant, grouped: bool) -> str:
