@@ -33,24 +33,14 @@ HELD = {
 LINES = (("native", "f32"), ("avx2", "f32"), ("avx512", "f32"), ("native", "bf16"))
 
 
-def batches(server: Server) -> tuple[float, float]:
-    """Items in batches and batches, since the server started."""
-    lines = [line.rsplit(" ", 1) for line in server.text("/metrics").splitlines() if not line.startswith("#")]
-    items, count = (
-        sum(float(value) for name, value in lines if name.startswith(f"shoal_batch_size_{part}"))
-        for part in ("sum", "count")
-    )
-    return items, count
-
-
 def one_length(server: Server, raw: Raw, tokens: int, arguments: Any) -> dict[str, Any]:
     rounds = []
     wrk(server, tokens, CLIENTS, 2)  # the server learns its efficient batch
     for _ in range(arguments.rounds):
         engine = raw.best(raw.padded(tokens), arguments.seconds)
-        before = batches(server)
+        before = server.batch_counts()
         ran = wrk(server, tokens, CLIENTS, arguments.seconds)
-        items, count = (after - old for after, old in zip(batches(server), before, strict=True))
+        items, count = (after - old for after, old in zip(server.batch_counts(), before, strict=True))
         rounds.append(
             {
                 "shoal / engine": ran["per_s"] / engine["texts_per_s"],

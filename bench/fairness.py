@@ -54,8 +54,7 @@ async def bulk(pool: Pool, make: Callable[[], bytes], clients: int, seconds: flo
 
 async def computed(server: Server) -> float:
     """Items that the engine has run so far."""
-    text = await asyncio.to_thread(server.text, "/metrics")
-    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("shoal_batch_size_sum"))
+    return (await asyncio.to_thread(server.batch_counts))[0]
 
 
 async def windowed(server: Server, work: Awaitable[Record]) -> tuple[Record, float]:

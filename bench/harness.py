@@ -99,6 +99,15 @@ class Server:
         found: dict[str, Any] = self.get(f"/v1/models/{self.model}")
         return found
 
+    def batch_counts(self) -> tuple[float, float]:
+        """Items in batches, and batches, since the server started."""
+        lines = [line.rpartition(" ") for line in self.text("/metrics").splitlines() if not line.startswith("#")]
+        items, batches = (
+            sum(float(value) for name, _, value in lines if name.startswith(f"shoal_batch_size_{part}"))
+            for part in ("sum", "count")
+        )
+        return items, batches
+
     def status_kb(self, key: str) -> int:
         """A line of /proc/PID/status, such as VmRSS."""
         assert self.process is not None

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness import HERE, cpu_s
+from harness import HERE
+from peers.processes import tree_cpu_s
 
 from shoal.backends.triton.server import TritonServer
 
@@ -50,7 +51,7 @@ class Triton:
 
     def cpu_s(self) -> float:
         """Of tritonserver and the processes of its models."""
-        return sum(map(cpu_s, (self._pid, *children(self._pid))))
+        return tree_cpu_s(self._pid)
 
     def counts(self, model: str) -> tuple[int, int, float]:
         """Texts, executions, and seconds of computing so far.
@@ -66,10 +67,6 @@ class Triton:
             for part in ("compute_input", "compute_infer", "compute_output")
         )
         return stats["inference_count"], stats["execution_count"], ns / 1e9
-
-
-def children(pid: int) -> list[int]:
-    return [int(one) for task in Path(f"/proc/{pid}/task").iterdir() for one in (task / "children").read_text().split()]
 
 
 class Direct:

@@ -165,6 +165,20 @@ class Turns(Generic[Contender]):
     def peers(self) -> list[str]:
         return [name for name in self.contenders if name not in self._essential]
 
+    def report(self, unit: str, comparisons: Mapping[str, str], latency: Mapping[str, Any]) -> dict[str, Any]:
+        """The tables of a contest, ratios first, of which the first is printed. `comparisons`: heading -> the contender
+        of ours that is compared with the peers; `latency`: heading -> table."""
+        rounds = self.rounds
+        ratios = {heading: rounds.ratios(mine, self.peers) for heading, mine in comparisons.items()}
+        print(json.dumps(next(iter(ratios.values())), indent=1), flush=True)
+        return {
+            **ratios,
+            f"processor time, us a {unit}": rounds.table(CPU),
+            f"{unit}s/s": rounds.table(RATE),
+            **latency,
+            "rounds": rounds.raw(),
+        }
+
     def play(self, clients: int, measure: Callable[[str, Contender], Figures], number: int) -> None:
         """Round `number` at so many clients."""
         for name, figures in self.once(measure, number).items():

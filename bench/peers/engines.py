@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -61,16 +60,10 @@ def contest(field: Field, arguments: Any) -> dict[str, Any]:
                 with phase(f"{tokens} tokens, {clients} clients"):
                     run_rounds(turns, tokens, clients, arguments)
             measures = turns.contenders
-            rounds = turns.rounds
-            results[f"engines, {tokens} tokens"] = found = {
-                "Shoal in f32 over the peer": rounds.ratios(SHOAL, turns.peers),
-                "Shoal by default over the peer": rounds.ratios(DEFAULT, turns.peers),
-                "processor time, us a text": rounds.table(CPU),
-                "texts/s": rounds.table(RATE),
-                "p50, ms": rounds.table(P50),
-                "rounds": rounds.raw(),
-            }
-            print(json.dumps(found["Shoal in f32 over the peer"], indent=1), flush=True)
+            comparisons = {"Shoal in f32 over the peer": SHOAL, "Shoal by default over the peer": DEFAULT}
+            results[f"engines, {tokens} tokens"] = turns.report(
+                "text", comparisons, {"p50, ms": turns.rounds.table(P50)}
+            )
     return results
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Callable, Iterable
@@ -17,7 +16,7 @@ from shoal.bench.texts import Bodies, Texts
 
 from .contenders import Field, Turns, host_and_port, measure_load, post, read_vector
 from .environments import Unavailable
-from .figures import CPU, RATE, Figures
+from .figures import RATE, Figures
 from .table import OPERATIONS, PEERS, Operation
 
 CLIENTS = (1, 16, 64)
@@ -58,15 +57,9 @@ def contest(field: Field, arguments: Any) -> dict[str, Any]:
             able = {name: server for name, server in servers.items() if can(field, name, server, operation)}
             turns = Turns(operation, field, able, (DIRECT, SHOAL))
             run_rounds(turns, operation, arguments)
-            rounds = turns.rounds
-            results[f"gateways, {operation}"] = found = {
-                "Shoal over the peer": rounds.ratios(SHOAL, turns.peers),
-                "processor time, us a request": rounds.table(CPU),
-                "requests/s": rounds.table(RATE),
-                "added p50 at 1 client, ms": rounds.added(DIRECT),
-                "rounds": rounds.raw(),
-            }
-            print(json.dumps(found["Shoal over the peer"], indent=1), flush=True)
+            results[f"gateways, {operation}"] = turns.report(
+                "request", {"Shoal over the peer": SHOAL}, {"added p50 at 1 client, ms": turns.rounds.added(DIRECT)}
+            )
     return results
 
 

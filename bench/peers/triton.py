@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from shoal.bench.texts import Bodies, Texts
 
 from .contenders import Field, Turns, host_and_port, measure_load, post
 from .environments import Unavailable
-from .figures import CPU, P50, RATE, Figures
+from .figures import P50, Figures
 from .table import PEERS, Peer
 
 CLIENTS = (1, 16, 64)
@@ -68,15 +67,7 @@ def measure_all(field: Field, peers: list[Peer], url: str, arguments: Any) -> di
             with phase(f"Triton, {clients} clients"):
                 for number in range(-1, arguments.rounds):
                     run_round(turns, clients, number, arguments.seconds)
-    rounds = turns.rounds
-    found = {
-        "Shoal over the peer": rounds.ratios(SHOAL, turns.peers),
-        "processor time, us a request": rounds.table(CPU),
-        "requests/s": rounds.table(RATE),
-        "p50, ms": rounds.table(P50),
-        "rounds": rounds.raw(),
-    }
-    print(json.dumps(found["Shoal over the peer"], indent=1), flush=True)
+    found = turns.report("request", {"Shoal over the peer": SHOAL}, {"p50, ms": turns.rounds.table(P50)})
     return {"gateways, Triton": found}
 
 
