@@ -121,7 +121,7 @@ def serving(
         assert match
         server = Server(process, int(match[1]), log)
         if ready:
-            until(lambda: server.ready() or process.poll() is not None, what=f"readiness of {addresses}")
+            _wait_until_ready(server, addresses)
         assert process.poll() is None, log.read_text()
         yield server
     finally:
@@ -131,6 +131,15 @@ def serving(
         except subprocess.TimeoutExpired:
             process.kill()
             raise
+
+
+def _wait_until_ready(server: Server, addresses: Sequence[str]) -> None:
+    """Raises AssertionError with the state of each model and the log after a minute."""
+    try:
+        until(lambda: server.ready() or server.process.poll() is not None, what=f"readiness of {addresses}")
+    except AssertionError as error:
+        states = {each["id"]: each["status"] for each in ask(server, "GET", "/models")[2]["data"]}
+        raise AssertionError(f"{error}: {states}\n{logged(server)}") from None
 
 
 def add_model(triton: Triton, name: str, like: str, changes: Mapping[str, str] | None = None) -> None:

@@ -295,6 +295,19 @@ def test_types_are_described_under_a_lock(path: Path) -> None:
     assert not list(typed_decoding(path)), f"use shoal.decoding in {path}"
 
 
+def async_starts(path: Path) -> Iterator[int]:
+    """Yield the lines that start a process through the event loop."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr.startswith(("create_subprocess_", "subprocess_")):
+            yield node.lineno
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_no_process_starts_through_the_loop(path: Path) -> None:
+    """uvloop forks, and gRPC crashes what is forked: see `shoal.backends.base.child_process`."""
+    assert not list(async_starts(path)), f"use ChildProcess in {path}"
+
+
 def _run_on_import(node: ast.AST) -> Iterator[ast.AST]:
     """Return the nodes under `node` outside function bodies."""
     for child in ast.iter_child_nodes(node):
@@ -321,6 +334,8 @@ def test_the_rules_detect_violations(tmp_path: Path) -> None:
     assert sorted(named_backends(file, {"openai"})) == ["fake", "openai"]
     file.write_text("def f(self, registry, g):\n    self.a = 1\n    registry.gone = g\n")
     assert list(foreign_assignments(file)) == ["registry.gone"]
+    file.write_text("import asyncio\nasyncio.create_subprocess_exec('true')\n")
+    assert list(async_starts(file)) == [2]
     file.write_text(
         "import msgspec\n"
         "def f(data):\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 from itertools import zip_longest
 from typing import Annotated, Any
@@ -116,4 +117,5 @@ def root(
 
 
 def main() -> None:
+    faulthandler.enable()  # a crash in a library prints where each thread was
     app()

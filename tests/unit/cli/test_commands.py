@@ -108,13 +108,13 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(runner.invoke(app, ["config"]).exception, ZeroDivisionError)
 
 
-def test_main_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_runs_the_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """The console script and `python -m shoal` are the same."""
     monkeypatch.setattr(sys, "argv", ["shoal", "--version"])
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 0
-    assert capsys.readouterr().out.startswith(f"shoal {__version__}\n")
+    assert capfd.readouterr().out.startswith(f"shoal {__version__}\n")
 
 
 class TestConfig:

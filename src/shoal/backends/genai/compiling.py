@@ -12,12 +12,14 @@ import hashlib
 import math
 import os
 import signal
+import subprocess
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 
+from shoal.backends.base.child_process import ChildProcess
 from shoal.backends.genai.messages import LENGTH, Verdict
 from shoal.backends.genai.process import spawn_process
 from shoal.decoding import msgpack_decoder
@@ -203,9 +205,7 @@ class _PendingTrial:
 class _TrialProcess:
     """The trial process and the socket to it."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, process: ChildProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.process = process
         self._reader = reader
         self._writer = writer
@@ -216,8 +216,7 @@ class _TrialProcess:
         try:
             process, reader, writer = await spawn_process(
                 *("guide_trial", str(path), str(vocabulary), str(limit_s)),
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
+                output=subprocess.DEVNULL,
                 # every allocator arena reserves address space, and address space is limited here
                 env=os.environ | {"MALLOC_ARENA_MAX": "2"},
             )

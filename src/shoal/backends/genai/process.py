@@ -8,9 +8,11 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping
 
+from shoal.backends.base.child_process import ChildProcess
 from shoal.backends.genai.messages import (
     LENGTH,
     Cancel,
@@ -42,9 +44,7 @@ class Worker:
     The backlog of a stuck process is thus limited by the requests in flight.
     """
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, process: ChildProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.process = process
         self._reader = reader
         self._writer = writer
@@ -58,9 +58,7 @@ class Worker:
     async def spawn(cls, name: str) -> Worker:
         """Start a process. Raises Crashed."""
         try:
-            process, reader, writer = await spawn_process(
-                "worker", str(os.getpid()), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-            )
+            process, reader, writer = await spawn_process("worker", str(os.getpid()), output=subprocess.PIPE)
         except OSError as error:
             raise Crashed(f"the process of {name} cannot be started: {error.strerror}") from error
         # the transport holds at most the unsent rest of one message, so that all others can still be withdrawn
@@ -140,31 +138,24 @@ class Worker:
 
     async def _collect(self) -> None:
         """Read the process's output to its end and keep the last part."""
-        assert self.process.stdout is not None
-        while data := await self.process.stdout.read(KEPT_BYTES):
-            self._output_tail += data
-            del self._output_tail[:-KEPT_BYTES]
+        async with self.process.open_output() as output:
+            while data := await output.read(KEPT_BYTES):
+                self._output_tail += data
+                del self._output_tail[:-KEPT_BYTES]
 
 
 async def spawn_process(
-    module: str, *arguments: str, stdout: int, stderr: int, env: Mapping[str, str] | None = None
-) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
-    """Run a module of this package as a process, with the descriptor of its socket as the first argument. It gets its
-    own session, so that Ctrl-C in a terminal reaches only the gateway. Raises OSError."""
+    module: str, *arguments: str, output: int, env: Mapping[str, str] | None = None
+) -> tuple[ChildProcess, asyncio.StreamReader, asyncio.StreamWriter]:
+    """Run a module of this package as a process, with the descriptor of its socket as the first argument. `output` as
+    in ChildProcess. Raises OSError."""
     ours, theirs = socket.socketpair()
     with theirs:
         reader, writer = await asyncio.open_unix_connection(sock=ours)
+        command = [sys.executable, "-P", "-m", f"shoal.backends.genai.{module}", str(theirs.fileno()), *arguments]
         try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", f"shoal.backends.genai.{module}", str(theirs.fileno()), *arguments),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=env,
-            )
-        except BaseException:  # also on cancellation: the socket has no other owner
+            process = ChildProcess(command, output=output, pass_fds=[theirs.fileno()], env=env)
+        except OSError:
             writer.close()
             raise
     return process, reader, writer

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import signal
 import socket
@@ -335,6 +336,7 @@ def main(sock: socket.socket) -> int:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()  # so that the gateway can log where the library crashed
     process_limits.prefer_oom_kill()
     end_with_parent(int(sys.argv[2]))
     sys.exit(main(socket.socket(fileno=int(sys.argv[1]))))

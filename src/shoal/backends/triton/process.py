@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from shoal.backends.base.child_process import ChildProcess
 from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import OPTIONS, SERVICE, grpc_target
 from shoal.backends.triton.distribution import Distribution
@@ -121,26 +122,19 @@ def new_shm_prefix(port: int) -> str:
     return f"{SHM_MARK}{port}_{secrets.token_hex(4)}_"
 
 
-async def spawn(arguments: Sequence[str], environment: Environment | None, log: int) -> asyncio.subprocess.Process:
-    """Start a server that dies with this thread, in its own session, so that only Shoal handles a terminal's Ctrl-C.
+def spawn(arguments: Sequence[str], environment: Environment | None, log: int) -> ChildProcess:
+    """Start a server that dies with this thread.
 
     `log`: an open file for all its output. Raises SetupError.
     """
+    command = [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), *arguments]
     try:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", _GUARD, str(os.getpid())),
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=server_environment(environment),
-            start_new_session=True,
-        )
+        return ChildProcess(command, output=log, env=server_environment(environment))
     except OSError as error:
         raise SetupError(f"{arguments[0]} cannot be started: {error.strerror}") from error
 
 
-async def wait_ready(process: asyncio.subprocess.Process, url: str, ports: Sequence[int] = ()) -> str | None:
+async def wait_ready(process: ChildProcess, url: str, ports: Sequence[int] = ()) -> str | None:
     """Wait until the server at `url` is ready and listens on `ports`, which it opens later; return its version, None if
     its process has ended. There is no timeout."""
     while process.returncode is None:
@@ -179,10 +173,9 @@ def _call(channel: grpc.Channel, name: str, request: Message, kind: type[R]) -> 
     return answer
 
 
-async def end_process(process: asyncio.subprocess.Process, patience_s: float) -> None:
+async def end_process(process: ChildProcess, patience_s: float) -> None:
     """Send SIGTERM, and SIGKILL to it and its models' processes if it has not ended `patience_s` later."""
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
+    process.terminate()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(patience_s):
             await process.wait()

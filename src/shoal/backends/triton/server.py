@@ -19,6 +19,7 @@ from typing import Literal
 
 import msgspec
 
+from shoal.backends.base.child_process import ChildProcess
 from shoal.backends.triton import distribution, environment
 from shoal.backends.triton.build_folder import Progress, SilentProgress
 from shoal.backends.triton.process import (
@@ -180,7 +181,7 @@ class TritonServer:
             options.load,
             socket,
         )
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProcess | None = None
         self._watch_task: asyncio.Task[None] | None = None
         self._state = State(
             owner=options.owner,
@@ -280,7 +281,7 @@ class TritonServer:
         arguments = await asyncio.to_thread(self._command.arguments, prefix)
         log = await asyncio.to_thread(_open_log, self._folder.log)
         try:
-            self._process = await spawn(arguments, self._installed.environment, log)
+            self._process = spawn(arguments, self._installed.environment, log)
         finally:
             os.close(log)
         await self._update_state(server=await asyncio.to_thread(find_process, self._process.pid), shm_prefix=prefix)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from shoal.backends.base.child_process import ChildProcess
 from shoal.backends.genai.messages import Cancel, LoadRefused, Open, Ping, Start, encode_frame
 from shoal.backends.genai.process import KEPT_BYTES, SHOWN_BYTES, Worker, _load_error
 from shoal.errors import ConfigError, Crashed, MissingExtra, OutOfMemory, ShoalError
@@ -133,9 +134,7 @@ class TestWaiting:
         """Messages are sent in order, some bytes at a time."""
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        process = await asyncio.create_subprocess_exec(
-            "cat", stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
+        process = ChildProcess(["sleep", "60"], output=subprocess.PIPE)
         worker = Worker(process, reader, writer)
         start = encode_frame(Start(id=7, ids=(1,), sampling=Sampling()))
         worker.enqueue(7, start)

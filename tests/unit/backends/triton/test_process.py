@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.backends.base.child_process import ChildProcess
 from shoal.backends.triton import guard, process
 from shoal.backends.triton.distribution import Distribution
 from shoal.backends.triton.process import Command, Ports, describe_exit, end_process, new_shm_prefix, spawn, wait_ready
@@ -121,8 +122,8 @@ def test_a_program_whose_parent_is_gone_already_does_not_run() -> None:
     assert late.stdout == b""
 
 
-async def sleeping(seconds: float) -> asyncio.subprocess.Process:
-    return await spawn(["/bin/sleep", str(seconds)], None, os.open(os.devnull, os.O_WRONLY))
+def sleeping(seconds: float) -> ChildProcess:
+    return spawn(["/bin/sleep", str(seconds)], None, os.open(os.devnull, os.O_WRONLY))
 
 
 async def test_it_waits_through_what_is_not_ready_yet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +132,7 @@ async def test_it_waits_through_what_is_not_ready_yet(monkeypatch: pytest.Monkey
     fake = FakeTriton(ready=False)
     async with fake:  # chooses its port
         pass
-    running = await sleeping(60)
+    running = sleeping(60)
     waiting = asyncio.create_task(wait_ready(running, fake.target))
     await asyncio.sleep(0)
     async with fake:
@@ -148,7 +149,7 @@ async def test_it_waits_for_ports_that_are_opened_later() -> None:
     """gRPC responds before HTTP and metrics listen."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    running = await sleeping(60)
+    running = sleeping(60)
     async with FakeTriton() as fake:
         waiting = asyncio.create_task(wait_ready(running, fake.target, (port,)))
         await fake.wait_for_calls("ServerMetadata", 2)
@@ -170,7 +171,7 @@ child.wait()
 async def test_what_does_not_stop_is_killed() -> None:
     """With its child processes: the pipe that both write to is closed."""
     read, write = os.pipe()
-    running = await spawn([sys.executable, "-IS", "-c", STUBBORN], None, write)
+    running = spawn([sys.executable, "-IS", "-c", STUBBORN], None, write)
     os.close(write)
     assert int(await asyncio.to_thread(os.read, read, 100)) > 0
     await end_process(running, 0.01)
@@ -183,4 +184,4 @@ async def test_a_program_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch)
     """The error has the system's message and the program's name."""
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(SetupError, match="/bin/tritonserver cannot be started: No such file"):
-        await spawn(["/bin/tritonserver"], None, 1)
+        spawn(["/bin/tritonserver"], None, 1)
