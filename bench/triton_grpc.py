@@ -175,7 +175,13 @@ def measure(triton: Triton, repository: Path, arguments: Any) -> dict[str, Any]:
 async def run(arguments: Any) -> dict[str, Any]:
     with model_repository() as repository:
         options = TritonOptions(
-            home=home(), repository=repository, load=("near_free",), http_port=0, grpc_port=0, metrics_port=0
+            home=home(),
+            repository=repository,
+            load=("near_free",),
+            open_ports=True,
+            http_port=0,
+            grpc_port=0,
+            metrics_port=0,
         )
         async with run_triton(options) as server:
             return await asyncio.to_thread(measure, Triton(server), repository, arguments)

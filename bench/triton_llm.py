@@ -230,7 +230,13 @@ def measure(triton: Triton, arguments: Any) -> dict[str, Any]:
 async def run(arguments: Any) -> dict[str, Any]:
     with repository() as folder:
         options = TritonOptions(
-            home=home(), repository=folder, load=tuple(MODELS), http_port=0, grpc_port=0, metrics_port=0
+            home=home(),
+            repository=folder,
+            load=tuple(MODELS),
+            open_ports=True,
+            http_port=0,
+            grpc_port=0,
+            metrics_port=0,
         )
         async with run_triton(options) as server:
             return await asyncio.to_thread(measure, Triton(server), arguments)

@@ -32,6 +32,7 @@ from shoal.models.sources.pins import DEFAULT_MODEL
 from shoal.observability.foreign_metrics import ForeignMetrics, ProxyMetrics, TeiMetrics
 from shoal.observability.metrics import PrometheusObserver, measure_loop_lag
 from shoal.server.garbage_collection import keep_frozen
+from shoal.server.memory_allocation import keep_freed_memory
 from shoal.surfaces import Application, ImageReader, Options, build_app, build_surfaces
 from shoal.types import ModelStats
 from shoal.web import Pages
@@ -77,6 +78,7 @@ class App(RunningModels):
 @asynccontextmanager
 async def open_app(loaded: LoadedConfig, served: Sequence[str], progress: Progress | None = None) -> AsyncIterator[App]:
     """Start serving these addresses over HTTP. As `open_models` otherwise."""
+    keep_freed_memory()
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(open_models(loaded, served, progress))
         gateway, observer = running.gateway, running.observer
