@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from pathlib import Path
 
 BLOCK_TOKENS = 32
 """Tokens per cache block on a CPU."""
@@ -45,29 +43,3 @@ def count_blocks(budget_bytes: int, one: int, *, explicit: bool, context_tokens:
     if context_tokens and not explicit:
         count = min(count, streams * -(-context_tokens // BLOCK_TOKENS))
     return count
-
-
-def available_bytes() -> int:
-    """Return the bytes that this process may still allocate: the free memory, capped by the cgroup's limit."""
-    free = _meminfo(Path("/proc/meminfo"))
-    group = Path("/sys/fs/cgroup")
-    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
-    return free if limit is None else max(0, min(free, limit - (used or 0)))
-
-
-def _meminfo(path: Path) -> int:
-    try:
-        for line in path.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:  # not on macOS
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return LEAST_BYTES
-
-
-def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from shoal.backends.base.available_memory import available_bytes
 from shoal.backends.genai import memory
 from shoal.backends.genai.grammar import GuideCompiler, clean_message
 from shoal.backends.genai.messages import GenaiOptions, Opened
@@ -196,7 +197,7 @@ def _build_scheduler(genai: Any, state: _ModelLayout, options: GenaiOptions, kv_
     config = genai.SchedulerConfig()
     config.max_num_seqs = options.max_streams
     config.enable_prefix_caching = options.prefix_caching
-    cache_bytes = memory.cache_budget(options.kv_cache_mb, memory.available_bytes())
+    cache_bytes = memory.cache_budget(options.kv_cache_mb, available_bytes())
     if not state.heads:
         # The block size is unknown; the cache size in bytes can only be set in whole GiB.
         config.cache_size = max(1, round(cache_bytes / GIB))

@@ -6,10 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import msgspec
 
+from shoal.backends.local.lane_choice import CHECK_INTERVAL_S, CHECK_PART, LENGTHS, RUNS, LaneChoice
 from shoal.backends.local.shapes import Shape, WarmUp, is_probe
 from shoal.backends.local.slots import Slots
 from shoal.backends.local.tensor_inputs import Port, check_inputs, make_example
@@ -30,8 +32,8 @@ WARM_DEADLINE_S = 60.0
 
 class Lanes(NamedTuple):
     """The workers of an engine. `wide` is one more worker, which uses all cores for a single batch. It runs a small
-    batch that is alone, which takes 0.6 of the time on two cores. Concurrent batches use `slots`, which have the higher
-    throughput."""
+    batch that is alone, which takes 0.6 of the time on two idle cores, where measurement confirms that. Concurrent
+    batches use `slots`, which have the higher throughput."""
 
     slots: Slots
     wide: Slots | None = None
@@ -60,6 +62,9 @@ class LocalEngine:
         self._lanes = lanes
         self._max_length = max_length
         self._warm = warm
+        has_length = any(port.has_length for port in self._ports)
+        self._lane_choice = LaneChoice(sorted({min(each, max_length) for each in LENGTHS}) if has_length else (1,))
+        self._lone_calls = 0
         self._rebuild = rebuild
         self._on_close = end
         self._rebuild_task: asyncio.Task[None] | None = None
@@ -93,7 +98,7 @@ class LocalEngine:
                 if self._closed:
                     raise self._closed_error()
             lanes = self._lanes
-            slots = await self._choose(lanes, next(iter(feeds.values())).shape[0])
+            slots = await self._choose(lanes, *next(iter(feeds.values())).shape[:2])
             try:
                 return await slots.run(feeds, outputs, deadline)
             except BackendError:
@@ -105,11 +110,14 @@ class LocalEngine:
             if not self._calls:
                 self._unused.set()
 
-    async def _choose(self, lanes: Lanes, size: int) -> Slots:
+    async def _choose(self, lanes: Lanes, size: int, length: int = 1) -> Slots:
         if lanes.wide is None or size > SOLO_ITEMS or self._calls > 1:
             return lanes.slots
         await asyncio.sleep(0)  # let other batches of the same event loop tick start; then this one is not alone
-        return lanes.wide if self._calls == 1 and lanes.wide.free else lanes.slots
+        if self._calls > 1 or not lanes.wide.free:
+            return lanes.slots
+        self._lone_calls += 1
+        return lanes.wide if self._lane_choice.is_wide(size * length) else lanes.slots
 
     def _start_rebuild(self, lanes: Lanes) -> None:
         """Replace lanes on which a batch failed, unless that is done or under way."""
@@ -153,17 +161,47 @@ class LocalEngine:
         if seconds <= 0:
             return
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if not await self._warm_next():
-                return
-        self._warm_up_task = asyncio.create_task(self._warm_idle(), name=f"warm-up of {self.facts.name}")
+        while time.monotonic() < end and await self._warm_next():
+            pass
+        self._warm_up_task = asyncio.create_task(self._measure_idle(), name=f"warm-up of {self.facts.name}")
 
-    async def _warm_idle(self) -> None:
-        more = True
-        while more:
+    async def _measure_idle(self) -> None:
+        """Run the remaining shapes, then compare the lanes: now, and again while lone batches arrive."""
+        await self._wait_idle()
+        while await self._warm_next():
+            await self._wait_idle()
+        lengths = self._lane_choice.lengths if self._lanes.wide is not None else ()
+        spent = sum([await self._compare_lanes(length) for length in lengths])
+        for length in cycle(lengths):
+            self._lone_calls = 0
+            await asyncio.sleep(max(CHECK_INTERVAL_S, spent / CHECK_PART))
+            if self._lone_calls:
+                spent = await self._compare_lanes(length)
+
+    async def _wait_idle(self) -> None:
+        while True:
             await asyncio.sleep(QUIET_S)
             if not self._calls and time.monotonic() - self._last_call >= QUIET_S:
-                more = await self._warm_next()
+                return
+
+    async def _compare_lanes(self, length: int) -> float:
+        """Run one text of `length` tokens on both lanes in turn, while nothing else runs here; return the seconds that
+        this took."""
+        lanes, feeds = self._lanes, make_example(self._ports, 1, length)
+        assert lanes.wide is not None
+        wide: list[float] = []
+        narrow: list[float] = []
+        for _ in range(RUNS):
+            for slots, taken in ((lanes.wide, wide), (lanes.slots, narrow)):
+                await self._wait_idle()
+                began = time.perf_counter()
+                try:
+                    await slots.run(feeds, self.facts.outputs, time.monotonic() + WARM_DEADLINE_S)
+                except BackendError:  # a shape that the graph rejects: the choice stays as it is
+                    return sum(wide + narrow)
+                taken.append(time.perf_counter() - began)
+        self._lane_choice.record(length, wide, narrow)
+        return sum(wide + narrow)
 
     async def _warm_next(self) -> bool:
         """Run the next shape on all workers of a lane at once, because kernels are cached per stream."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.genai import memory
 from shoal.backends.genai.memory import BLOCK_TOKENS, LEAST_BYTES, MOST_BYTES, block_bytes, cache_budget, count_blocks
 
 MB = 2**20
@@ -42,28 +39,3 @@ def test_blocks(free_bytes: int, one: int, explicit: bool, context: int | None, 
     assert count == 1 or count * one <= free_bytes
     if context and not explicit:
         assert (count - 1) * BLOCK_TOKENS < streams * (context + BLOCK_TOKENS)
-
-
-def test_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's estimate is used; without one, the memory of the machine."""
-    info = tmp_path / "meminfo"
-    info.write_text("MemTotal: 9 kB\nMemAvailable:     2048 kB\n")
-    assert memory._meminfo(info) == 2 * MB
-    info.write_text("MemTotal: 9 kB\n")
-    assert memory._meminfo(info) == LEAST_BYTES
-    assert memory._meminfo(tmp_path / "nowhere") > LEAST_BYTES
-    assert memory.available_bytes() > 0
-    limits = {"memory.max": 3 * MB, "memory.current": 2 * MB}
-    monkeypatch.setattr(memory, "_number", lambda path: limits[path.name])
-    assert memory.available_bytes() == MB
-    limits["memory.current"] = 4 * MB
-    assert memory.available_bytes() == 0
-
-
-def test_limits_of_a_control_group(tmp_path: Path) -> None:
-    """The limit is a number, or absent."""
-    (tmp_path / "limit").write_text("4096\n")
-    (tmp_path / "free").write_text("max\n")
-    assert memory._number(tmp_path / "limit") == 4096
-    assert memory._number(tmp_path / "free") is None
-    assert memory._number(tmp_path / "nowhere") is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 import numpy as np
@@ -162,6 +163,48 @@ async def test_what_the_budget_left_is_warmed_only_while_idle(monkeypatch: pytes
     await busy
     await ticks(500)
     assert warm.done == len(PLAN)
+    await harness.engine.aclose()
+
+
+class SlowWorker(StepWorker):
+    """Each batch moves the clock of the engine."""
+
+    def __init__(self, clock: list[float], seconds: float) -> None:
+        super().__init__(at_once=True)
+        self.clock = clock
+        self.seconds = seconds
+
+    def finish(self) -> None:
+        self.clock[0] += self.seconds
+        super().finish()
+
+
+@pytest.mark.parametrize(("wide_s", "expected"), [(0.6, (0, 1)), (2.0, (1, 0))])
+async def test_lone_batches_run_on_the_lane_measured_as_faster(
+    wide_s: float, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison runs in the background, and again after further lone batches, when the cores may be free again."""
+    clock = [0.0]
+    monkeypatch.setattr(engine, "QUIET_S", 0.0)
+    monkeypatch.setattr(engine, "CHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(engine, "CHECK_PART", math.inf)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    harness = EngineHarness()
+    narrow, wide = SlowWorker(clock, 1.0), SlowWorker(clock, wide_s)
+    harness.engine._lanes = Lanes(Slots([narrow]), Slots([wide]))
+    await harness.engine.warm_up(60.0)
+    await ticks(500)
+    assert {length for _, length in wide.shapes} == {16, 64}  # of LENGTHS, what the model takes
+    before = (narrow.batches, wide.batches)
+    await harness.infer(length=64)
+    assert (narrow.batches - before[0], wide.batches - before[1]) == expected
+    wide.seconds = 0.1
+    for extra in range(8):  # which length is compared depends on the tick
+        await harness.infer()
+        await ticks(500 + extra)
+    before = (narrow.batches, wide.batches)
+    await harness.infer()
+    assert (narrow.batches - before[0], wide.batches - before[1]) == (0, 1)
     await harness.engine.aclose()
 
 
