@@ -20,6 +20,9 @@ CHECK_PART = 0.01
 """The part of the time that comparisons of a slow model take at most."""
 
 
+OCTAVES = 64
+
+
 class LaneChoice:
     """Where lone batches run, by their tokens: on the wide lane until measured.
 
@@ -28,18 +31,18 @@ class LaneChoice:
     """
 
     def __init__(self, lengths: Sequence[int] = LENGTHS) -> None:
-        self._wide = dict.fromkeys(lengths, True)
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return tuple(self._wide)
+        self.lengths = tuple(lengths)
+        self._wide = [True] * OCTAVES
 
     def record(self, length: int, wide: Sequence[float], narrow: Sequence[float]) -> None:
         """Record the seconds of each run of a text of `length` tokens, on both lanes under the same conditions."""
-        fast, slow = (wide, narrow) if self._wide[length] else (narrow, wide)
-        if min(slow[1:]) < CLEAR * min(fast[1:]):
-            self._wide[length] = not self._wide[length]
+        is_wide = self.is_wide(length)
+        present, other = (wide, narrow) if is_wide else (narrow, wide)
+        if min(other[1:]) < CLEAR * min(present[1:]):
+            for octave in range(OCTAVES):
+                if min(self.lengths, key=lambda each: abs(each.bit_length() - octave)) == length:
+                    self._wide[octave] = not is_wide
 
     def is_wide(self, tokens: int) -> bool:
         """Return whether a lone batch of so many tokens runs on the wide lane, as the nearest measured length does."""
-        return self._wide[min(self._wide, key=lambda length: abs(length.bit_length() - tokens.bit_length()))]
+        return self._wide[tokens.bit_length()]
