@@ -220,12 +220,18 @@ def _take_items(
     request: RequestState, items: int, max_tokens: float = inf
 ) -> tuple[list[tuple[RequestState, int]], int]:
     """Take the request's next items: at most `items`, with at most `max_tokens` tokens, within AHEAD. Returns them and
-    their tokens."""
+    their tokens. `items` is 1 or more."""
+    estimates = request.estimates
+    if len(estimates) == 1 and not request.cursor:  # most requests
+        if estimates[0] > max_tokens:
+            return [], 0
+        request.cursor = request.ahead = 1
+        return [(request, 0)], estimates[0]
     tokens = 0
     start = stop = request.cursor
     end = min(start + items, start + AHEAD - request.ahead, len(request.tokens))
-    while stop < end and tokens + request.estimates[stop] <= max_tokens:
-        tokens += request.estimates[stop]
+    while stop < end and tokens + estimates[stop] <= max_tokens:
+        tokens += estimates[stop]
         stop += 1
     request.cursor = stop
     request.ahead += stop - start
