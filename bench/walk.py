@@ -9,9 +9,10 @@ comprehension, which newer versions of Python inline, is no call.
     python bench/walk.py fake: --task burst  bytecode instructions of one of 64 embeddings that arrive in one turn
 
 A turn of the event loop is a link of the longest chain of callbacks in which each schedules the next; reading the
-socket is the first. Callbacks are what the loop's methods are asked for, by tasks and futures too; those that uvloop
-makes for itself are not seen. Reads and writes are those system calls of the loop's thread, as the kernel counts them
-(`/proc/self/task/*/io`); waiting for events adds one system call a turn.
+socket is the first. A result from another thread begins a new chain, so that an engine in threads shows fewer turns
+than a request takes; `fake:` has no threads. Callbacks are what the loop's methods are asked for, by tasks and
+futures too; those that uvloop makes for itself are not seen. Reads and writes are those system calls of the loop's
+thread, as the kernel counts them (`/proc/self/task/*/io`); waiting for events adds one system call a turn.
 
 `tests/unit/bench/test_walk.py` holds the numbers.
 """
