@@ -25,8 +25,15 @@ _MODEL_FIRST = re.compile(
     rb'(?:data: ?)?[ \t\r\n]*+\{[ \t\r\n]*+(?:%b[ \t\r\n]*+,[ \t\r\n]*+)*+"model"%b' % (_SIMPLE_FIELD, _VALUE.pattern),
     re.DOTALL,
 )
+# The end of an object whose last fields are "model" and simple values without escapes, as some servers write it behind
+# the choices. It begins outside of a string, since no quote of it is escaped and an object ends outside.
+_PLAIN_TEXT = rb'"[^"\\]*+"'
+_MODEL_LAST = re.compile(
+    rb',[ \t]*+"model"[ \t]*+:[ \t]*+(%b)(?:[ \t]*+,[ \t]*+%b[ \t]*+:[ \t]*+(?:%b|[\w.+-]++))*+[ \t]*+\}[\r\n]++\Z'
+    % (_PLAIN_TEXT, _PLAIN_TEXT, _PLAIN_TEXT)
+)
 _MODEL = b'"model"'
-_EVENT_END = b"\n\n"
+_NEXT_DATA = b"\ndata:"
 _LENGTHS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
 
 
@@ -76,46 +83,59 @@ class ModelNameRewriter:
     """Replaces the model's name in answers with the served name: at the top level, or in the `response` of an event of
     the Responses API. Nothing else changes.
 
-    Events of one answer share their bytes up to the model's name. That prefix is remembered, so most events cost one
-    comparison, or a share of one replacement in all events that arrived together.
+    Events of one answer share their bytes up to the model's name or, if it follows the choices, from it on. That prefix
+    or suffix is remembered, so most events cost one comparison, or a share of one replacement in all events that
+    arrived together.
     """
 
     def __init__(self, served: str) -> None:
         self._encoded_name = msgspec.json.encode(served)
         self._old_prefix = b""
         self._new_prefix = b""
+        self._old_suffix = b""
+        self._new_suffix = b""
 
     def __call__(self, data: bytes) -> bytes:
         """Return `data`, one event or one whole body, with the served name."""
-        if self._old_prefix and data.startswith(self._old_prefix):
-            return self._new_prefix + data[len(self._old_prefix) :]
+        old = self._old_prefix
+        if old and data.startswith(old):
+            return self._new_prefix + data[len(old) :]
         if _MODEL not in data:
             return data
+        old = self._old_suffix
+        if old and data.endswith(old) and data.count(_MODEL) == 1:
+            return data[: -len(old)] + self._new_suffix
         place = _find_model_span(data)
         if place is None:
             return data
         start, stop = place
         self._old_prefix = data[:stop]
         self._new_prefix = data[:start] + self._encoded_name
+        last = _MODEL_LAST.search(data) if data.count(_MODEL) == 1 else None
+        if last is not None and last.span(1) == place:
+            self._old_suffix = data[last.start() :]
+            self._new_suffix = data[last.start() : start] + self._encoded_name + data[stop:]
         return self._new_prefix + data[stop:]
 
     def rewrite_events(self, events: bytes) -> bytes | None:
-        """Return whole joined events with the served name, or None unless each is certain to be one line of data that
-        begins with the remembered prefix: then they must be split."""
-        if not (self._old_prefix and events.startswith(self._old_prefix)):
-            self(events[: events.find(_EVENT_END) + len(_EVENT_END)])
+        """Return whole joined events with the served name, or None unless each is certain to have a remembered prefix
+        or suffix: then they must be split. Each must have one line of data, a JSON object."""
+        if _MODEL not in events:
+            return events
+        rewritten = self._rewrite_all(events)
+        if rewritten is None:
+            self(events[: events.find(_NEXT_DATA) + 1 or None])
+            rewritten = self._rewrite_all(events)
+        return rewritten
+
+    def _rewrite_all(self, events: bytes) -> bytes | None:
         old, new = self._old_prefix, self._new_prefix
-        start = _EVENT_END + old
-        if not (
-            old.startswith(b"data:")
-            and events.startswith(old)
-            and events.endswith(_EVENT_END)
-            # Each event has its prefix and two line ends, so no line is unaccounted for.
-            and events.count(b"\n") == 2 + 2 * events.count(start)
-            and b"\r" not in events
-        ):
-            return None
-        return events if old == new else new + events[len(old) :].replace(start, _EVENT_END + new)
+        if old and events.startswith(old) and events.count(_NEXT_DATA) == events.count(b"\n" + old):
+            return events if old == new else new + events[len(old) :].replace(b"\n" + old, b"\n" + new)
+        old = self._old_suffix
+        if old and events.endswith(old) and 1 + events.count(_NEXT_DATA) == events.count(old) == events.count(_MODEL):
+            return events.replace(old, self._new_suffix)
+        return None
 
 
 def _is_unlimited(raw: msgspec.Raw) -> bool:

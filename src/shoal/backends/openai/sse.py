@@ -18,6 +18,7 @@ _BOM = b"\xef\xbb\xbf"
 
 # Atomic groups, so that a CRLF never matches as a CR and an LF, which would be two line ends.
 _END = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+_WHOLE_EVENTS = re.compile(rb"[^\r\n](?:\n\n|\r\n\r\n)\Z")
 _DATA = re.compile(rb"(?:^|[\r\n])data:?")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _DONE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\][\r\n]")
@@ -41,14 +42,8 @@ class EventSplitter:
 
     def push(self, data: bytes) -> bytes:
         buffer = self._buffer
-        if (
-            not buffer
-            and self._has_started
-            and data.endswith(b"\n\n")
-            and not data.endswith(b"\n\n\n")
-            and b"\r" not in data
-        ):
-            return data  # whole events, as most servers send them
+        if not buffer and self._has_started and _WHOLE_EVENTS.search(data, len(data) - 5) is not None:
+            return data  # as most servers send them
         buffer += data
         self._has_cr = self._has_cr or b"\r" in data
         if not self._has_started:

@@ -25,9 +25,15 @@ _FAILED = "response.failed"
 # Quotes inside a JSON string are escaped, so no generated text matches. An empty reason counts as null.
 _REASON = re.compile(rb'"finish_reason"[ \t\r\n]*:[ \t\r\n]*"[^"]')
 _USAGE = re.compile(rb'"usage"(?!: ?null)')
-_MARKS = (re.compile(rb'"error"[ \t\r\n]*:'), _USAGE)
+# A name, not a text that ends a list or an object: an error nested too deeply to read is looked for as well.
+_MARKS = (re.compile(rb'"error"(?![,}])'), _USAGE)
 _RESPONSE_END = re.compile(rb"response\.(?:completed|incomplete|failed)")
-_DONE_END = b"[DONE]\n\n"
+# A field or type in the data, or the event's type.
+_RESPONSE_MARKS = (re.compile(rb'error["\r\n]'), _USAGE, _RESPONSE_END)
+_DONE_ENDS = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")
+# Whole events of one line of data, a JSON object; those of the Responses API have a type before it. The dot matches CR.
+_PLAIN_EVENTS = re.compile(rb"(?:data: ?\{.*+\n\r?\n)*+")
+_PLAIN_TYPED_EVENTS = re.compile(rb"(?:event: .*+\ndata: ?\{.*+\n\r?\n)*+")
 _ERROR_EVENT = re.compile(rb"(?:^|[\r\n])event: ?error[\r\n]")
 
 
@@ -47,17 +53,26 @@ class PassThroughStream:
         self._names = names
         self._key = key
         self._has_finish_reason = False
-        self._marks: Sequence[re.Pattern[bytes]] = (*_MARKS, _RESPONSE_END if dialect == RESPONSES else _REASON)
+        self._marks: Sequence[re.Pattern[bytes]] = (*_MARKS, _REASON)
+        self._plain_events = _PLAIN_EVENTS
+        self._event_start = b"\ndata:"
+        if dialect == RESPONSES:
+            self._marks = _RESPONSE_MARKS
+            self._plain_events = _PLAIN_TYPED_EVENTS
+            self._event_start = b"\nevent:"
         self._usage: Usage | None = None
 
     def push(self, events: bytes) -> Chunk | None:
         """Return one chunk for joined whole events, up to the one that ends the stream. Events without data are left
         out; None if nothing is left.
 
-        Events before the first mark, on one line each, need no more than their names rewritten, all at once.
+        Plain events before the first mark need no more than their names rewritten, all at once.
         """
         start = self._find_marked_event(events)
-        passed = self._names.rewrite_events(events if start == len(events) else events[:start])
+        plain = events if start == len(events) else events[:start]
+        passed = None
+        if self._plain_events.fullmatch(plain) is not None and (b"\r" not in plain or _has_only_crlf(plain)):
+            passed = self._names.rewrite_events(plain)
         if passed is None:
             start, passed = 0, b""
         usage = None
@@ -77,12 +92,12 @@ class PassThroughStream:
     def _find_marked_event(self, events: bytes) -> int:
         """Return where the first event begins that has a mark of the usage, an error or the end; the length if none has
         one."""
-        first = len(events) - (len(_DONE_END) if events.endswith(_DONE_END) else 0)
+        first = events.rfind(b"[DONE]") if events.endswith(_DONE_ENDS) else len(events)
         for mark in self._marks:
             found = mark.search(events, 0, first)
             if found is not None:
                 first = found.start()
-        return first if first == len(events) else 1 + events.rfind(b"\n", 0, first)
+        return first if first == len(events) else 1 + events.rfind(self._event_start, 0, first)
 
     def _read_all(self, events: Sequence[bytes]) -> Sequence[bytes]:
         """Read the events up to one that ends the stream; return those to pass on."""
@@ -131,6 +146,11 @@ class PassThroughStream:
             return UpstreamFailed("the server's error is nested too deeply to read: see its log")
         self.has_ended = kind in _WHOLE
         return None
+
+
+def _has_only_crlf(events: bytes) -> bool:
+    """Whether no CR ends a line by itself."""
+    return events.count(b"\r") == events.count(b"\r\n")
 
 
 def _is_usage_event(event: bytes) -> bool:

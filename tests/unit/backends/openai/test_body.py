@@ -168,6 +168,43 @@ class TestAnswers:
         data = b'data: "model" "' + part * 500_000
         assert ModelNameRewriter("mine")(data) == data
 
+    def test_the_work_for_many_names_grows_with_their_number_alone(self) -> None:
+        data = b'{"a":[]' + b',"model":"mine"' * 500_000 + b"\n"
+        assert ModelNameRewriter("mine")(data) == data
+
+    @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+    @pytest.mark.parametrize("after", [b"", b', "created": 7', b',"a":null,"object":"x y","b":-1.5e3'])
+    def test_events_that_name_the_model_last(self, after: bytes, end: bytes) -> None:
+        """The same fields follow it in every event."""
+        names = ModelNameRewriter('m"')
+        sent, expected = (
+            [
+                b'data: {"choices":[%b],"id":"c", "model": %b%b}' % (content, name, after) + end
+                for content in (b"1", b'"\\"model\\":\\"x\\"}"', b'{"a":"]"}', b"[]")
+            ]
+            for name in (b'"up"', b'"m\\""')
+        )
+        assert names.rewrite_events(b"".join(sent)) == b"".join(expected)
+        assert [names.rewrite_events(each) for each in sent] == expected
+        assert [names(each) for each in sent] == expected
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            b'data: {"model":"a","choices":[],"model":"up","x":1}\n\n',  # the first counts
+            b'data: {"choices":["model"],"model":"up","x":1}\n\n',
+            b'data: {"choices":[],"model":"up","x":2}\n\n',
+            b'data: {"choices":[]}\n\n',
+        ],
+    )
+    def test_events_of_which_one_differs_are_left_to_be_split(self, other: bytes) -> None:
+        same = b'data: {"choices":[1],"model":"up","x":1}\n\ndata: {"choices":[2],"model":"up","x":1}\n\n'
+        names = ModelNameRewriter("mine")
+        assert names.rewrite_events(same) == same.replace(b"up", b"mine")
+        assert names.rewrite_events(same + other) is None
+        assert names.rewrite_events(other + same) is None
+        assert names(other) == ModelNameRewriter("mine")(other)
+
     def test_a_string_without_end_ends_the_search(self) -> None:
         data = b'{"x":"' + b'\\"' * 3 + b',"model":"up"}'
         assert ModelNameRewriter("mine")(data) == data

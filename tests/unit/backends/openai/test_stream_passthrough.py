@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.backends.openai import stream_passthrough
 from shoal.backends.openai.body import ModelNameRewriter
 from shoal.backends.openai.sse import EventSplitter, payload, split_events
 from shoal.backends.openai.stream_passthrough import RESPONSES, PassThroughStream
@@ -24,10 +25,13 @@ CREATED = event({"type": "response.created", "response": {"model": "up", "error"
 
 
 def passed(
-    groups: Sequence[Sequence[bytes]], dialect: str = CHAT, key: bytes = b""
+    groups: Sequence[Sequence[bytes]],
+    dialect: str = CHAT,
+    key: bytes = b"",
+    names: ModelNameRewriter | None = None,
 ) -> tuple[list[Chunk], ShoalError | None]:
     """Return the chunks of a stream whose events came in these groups, and its error."""
-    stream = PassThroughStream(dialect, ModelNameRewriter("mine"), key)
+    stream = PassThroughStream(dialect, names or ModelNameRewriter("mine"), key)
     chunks: list[Chunk] = []
     try:
         for events in groups:
@@ -88,6 +92,17 @@ class TestEnds:
     def test_nothing_follows_the_end(self) -> None:
         chunks, _ = passed([[delta(), DONE, delta("b")]])
         assert passed_on(chunks) == delta(model="mine") + DONE
+
+    @pytest.mark.parametrize(
+        ("dialect", "plain", "end"),
+        [
+            (CHAT, event({"choices": []}), DONE),
+            (RESPONSES, typed_event("response.output_text.delta"), b"event: done\n" + DONE),
+        ],
+    )
+    def test_nothing_follows_the_end_where_no_event_names_a_model(self, dialect: str, plain: bytes, end: bytes) -> None:
+        chunks, error = passed([[plain + end + plain]], dialect)
+        assert (passed_on(chunks), error) == (plain + end, None)
 
     @given(st.lists(st.booleans(), min_size=5, max_size=5))
     def test_whatever_came_together(self, cuts: list[bool]) -> None:
@@ -208,19 +223,88 @@ def streams(draw: st.DrawFn) -> Made:
     failed = end in ERRORS
     error = UpstreamRefused if failed else None if end or is_finished else TransportFailed
     expected = b"".join(events if failed else [*events, end])
-    beyond = draw(st.sampled_from([b"", delta("late")])) if end else b""
+    beyond = draw(st.sampled_from([b"", delta("late"), event({"choices": []})])) if end else b""
     # Quotes in a text are escaped, so only the model's name is replaced.
     return Made(sent + end + beyond, expected.replace(b'"model":"up"', b'"model":"mine"'), usage, error)
 
 
+class EventByEvent(ModelNameRewriter):
+    """Never lets events pass unsplit, and remembers nothing of them."""
+
+    def __call__(self, data: bytes) -> bytes:
+        return ModelNameRewriter("mine")(data)
+
+    def rewrite_events(self, events: bytes) -> None:
+        return None
+
+
+def choices_first(text: str, **more: Any) -> bytes:
+    return event({"choices": [{"delta": {"content": text}}], "id": "c", "model": "up", **more})
+
+
+@st.composite
+def response_streams(draw: st.DrawFn) -> bytes:
+    """The bytes of a stream of the Responses API, with all that may stand between its events."""
+    response = {"id": "r", "model": "up", "error": None, "usage": None}
+    sent = [typed_event("response.created", response=response)] if draw(st.booleans()) else []
+    kinds = st.sampled_from(["plain"] * 6 + ["untyped", "error", "named", "usage", "model", "lines", "no type"])
+    for text, kind in draw(st.lists(st.tuples(st.sampled_from(TEXTS), kinds), max_size=8)):
+        one = typed_event("response.output_text.delta", sequence_number=1, delta=text)
+        if kind == "untyped":
+            one = event({"type": "response.output_text.delta", "delta": text})
+        elif kind in ("error", "usage", "model"):
+            value = {"error": None, "usage": USAGE, "model": "up"}[kind]
+            one = typed_event("response.in_progress", response={"id": text, kind: value})
+        elif kind == "named":
+            one = one.replace(b"event: response", b"id: 4\nevent: response")
+        elif kind == "lines":
+            one = one.replace(b',"delta"', b'\ndata: ,"delta"')
+        elif kind == "no type":
+            one = one.replace(b"event:", b"event")
+        sent += [draw(st.sampled_from([b"", b"", b"", *NO_DATA])), one]
+    ends = [
+        typed_event("response.completed", response={**response, "usage": {"input_tokens": 4, "output_tokens": 6}}),
+        typed_event("response.failed", response={"error": {"message": "boom"}}),
+        typed_event("error", message="boom"),
+        event({"type": "error", "message": "boom"}),
+        b"event: error\n" + event({"message": "boom"}),
+        DONE,
+        b"event: done\n" + DONE,
+        b"",
+    ]
+    return b"".join([*sent, draw(st.sampled_from(ends)), draw(st.sampled_from([b"", typed_event("late")]))])
+
+
+def cut(sent: bytes, cuts: Sequence[int]) -> list[list[bytes]]:
+    """Return the whole events of a stream that came in reads which end at these places."""
+    splitter = EventSplitter()
+    edges = [0, *sorted(place % (len(sent) + 1) for place in cuts), len(sent)]
+    return [[splitter.push(sent[start:stop])] for start, stop in pairwise(edges)]
+
+
+CUTS = st.lists(st.integers(min_value=0), max_size=12)
+LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
+
+
 class TestReads:
-    @given(streams(), st.lists(st.integers(min_value=0), max_size=12), st.sampled_from([b"\n", b"\r\n", b"\r"]))
+    @given(
+        response_streams() | streams().map(lambda made: made.sent), CUTS, LINE_ENDS, st.sampled_from([CHAT, RESPONSES])
+    )
+    def test_unsplit_events_pass_as_events_read_one_by_one(
+        self, sent: bytes, cuts: list[int], line_end: bytes, dialect: str
+    ) -> None:
+        """The same bytes and usage in each read, and the same end."""
+        reads = cut(sent.replace(b"\n", line_end), cuts)
+        chunks, error = passed(reads, dialect)
+        expected, expected_error = passed(reads, dialect, names=EventByEvent("mine"))
+        assert chunks == expected
+        assert repr(error) == repr(expected_error)
+
+    @given(streams(), CUTS, LINE_ENDS)
     def test_any_reads_of_a_stream_pass_the_same(self, made: Made, cuts: list[int], line_end: bytes) -> None:
         """Whatever arrives together, and whether or not it is passed on without being split."""
         sent, expected = (part.replace(b"\n", line_end) for part in (made.sent, made.expected))
-        splitter = EventSplitter()
-        edges = [0, *sorted(cut % (len(sent) + 1) for cut in cuts), len(sent)]
-        chunks, error = passed([[splitter.push(sent[start:stop])] for start, stop in pairwise(edges)])
+        chunks, error = passed(cut(sent, cuts))
         got = passed_on(chunks)
         assert type(error) is (made.error or type(None))
         # The LF of a CRLF may belong to the next event, which may have no data.
@@ -234,6 +318,27 @@ class TestReads:
         stream = PassThroughStream(CHAT, ModelNameRewriter("up/model"))
         for events in (delta(), delta("b") + delta("error") + delta('"model":"up/model"')):
             assert stream.push(events) == Chunk(raw=(CHAT, events))
+
+    @pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+    @pytest.mark.parametrize(
+        ("dialect", "events"),
+        [
+            (CHAT, [delta(), delta("b"), delta('"model":"up/model"')]),
+            (CHAT, [choices_first("a"), choices_first("error"), choices_first('","model":"up"}')]),
+            (CHAT, [choices_first("a", object="x"), choices_first("", object="x"), choices_first("}", object="x")]),
+            (CHAT, [event({"choices": []}), event({"choices": [{"delta": {"content": "b"}}]})]),
+            (RESPONSES, [typed_event("response.output_text.delta", delta=text) for text in ("a", '"model"', "b")]),
+        ],
+    )
+    def test_events_of_these_servers_are_not_split(
+        self, monkeypatch: pytest.MonkeyPatch, dialect: str, events: list[bytes], line_end: bytes
+    ) -> None:
+        monkeypatch.setattr(stream_passthrough, "split_data_events", lambda *_: pytest.fail("split"))
+        stream = PassThroughStream(dialect, ModelNameRewriter("mine"))
+        sent = [each.replace(b"\n", line_end) for each in events]
+        for together in (*sent, b"".join(sent)):
+            expected = together.replace(b'"model":"up', b'"model":"mine').replace(b"mine/model", b"mine")
+            assert stream.push(together) == Chunk(raw=(dialect, expected))
 
     def test_an_event_of_two_lines_is_not_split(self) -> None:
         """Its second line has a mark, and all that comes before that has the line ends of whole events."""
