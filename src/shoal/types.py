@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -192,6 +192,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     guide: Guide | None = None
 
 
+Fields: TypeAlias = dict[str, msgspec.Raw]
+"""The fields of a JSON object, each value as received."""
+
+
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Continue each of `prompts`, or answer the conversation `messages`: one of the two is not empty.
 
@@ -200,8 +204,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     `tool_choice`: "auto", "none", "required", or "function", which means the one named `tool_name`.
     `continue_final`: the last message is the beginning of the answer. `template_kwargs` go to the chat template.
     `include_reasoning` False: leave out what the model thinks. `adapter`: a LoRA of the model, by the name that clients
-    use. `raw`: the dialect ("openai.chat", "openai.completions", "openai.responses") and the body as the client
-    sent it, for backends that speak it themselves. Fields that no version of Shoal knows stay in `extras`, as received.
+    use. `raw`: the dialect ("openai.chat", "openai.completions", "openai.responses") and the fields of the body as the
+    client sent them, for backends that speak it themselves. Those that no version of Shoal knows are in `extras`, too.
     `names`: what the client calls fields of `sampling`, where its API has other names than OpenAI's and vLLM's.
     """
 
@@ -224,8 +228,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     template_kwargs: dict[str, Any] = {}
     include_reasoning: bool = True
     adapter: str = ""
-    raw: tuple[str, bytes] | None = None
-    extras: dict[str, msgspec.Raw] = {}
+    raw: tuple[str, Fields] | None = None
+    extras: Fields = {}
     names: dict[str, str] = {}
 
     @property
@@ -421,6 +425,7 @@ class ModelStats(msgspec.Struct, frozen=True, kw_only=True):
 Result: TypeAlias = Embedded | Scored
 Wire: TypeAlias = Task | Result | SparseVector | Chunk | Context | ModelStats
 W = TypeVar("W")
+G = TypeVar("G", bound=Generate)
 
 
 def compute_digest(batches: Sequence[Mapping[str, Array]]) -> str:
@@ -434,20 +439,26 @@ def compute_digest(batches: Sequence[Mapping[str, Array]]) -> str:
 
 def pack(value: msgspec.Struct) -> bytes:
     """Encode a task, a result, a chunk, a context, a spec as MessagePack."""
-    if isinstance(value, Generate) and value.extras:
+    if isinstance(value, Generate):
         # A Raw is written as it stands, and these are JSON: they travel as byte strings.
-        raw = {name: msgspec.Raw(_ENCODER.encode(bytes(json))) for name, json in value.extras.items()}
-        value = msgspec.structs.replace(value, extras=raw)
+        value = _convert_fields(value, lambda json: _ENCODER.encode(bytes(json)))
     return _ENCODER.encode(value)
 
 
 def unpack(data: bytes, kind: type[W]) -> W:
     """Decode what `pack` made. Raises msgspec.ValidationError when the bytes are not a `kind`."""
     value = msgpack_decoder(kind, dec_hook=_decode_array).decode(data)
-    if isinstance(value, Generate) and value.extras:
-        raw = {name: msgspec.Raw(_BYTES.decode(json)) for name, json in value.extras.items()}
-        return msgspec.structs.replace(value, extras=raw)
-    return value
+    return _convert_fields(value, _BYTES.decode) if isinstance(value, Generate) else value
+
+
+def _convert_fields(task: G, convert: Callable[[msgspec.Raw], bytes]) -> G:
+    """Return the task with each field of the body that it holds converted."""
+
+    def convert_all(fields: Fields) -> Fields:
+        return {name: msgspec.Raw(convert(value)) for name, value in fields.items()}
+
+    raw = None if task.raw is None else (task.raw[0], convert_all(task.raw[1]))
+    return msgspec.structs.replace(task, raw=raw, extras=convert_all(task.extras))
 
 
 def _encode_array(value: object) -> object:

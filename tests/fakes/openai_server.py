@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 
 from shoal.types import Vectors
@@ -37,6 +38,11 @@ def vector_of(text: Any, dimension: int = DIMENSION, *, seed: int = 0) -> Vector
 def event(value: Any) -> bytes:
     """Return an event as vLLM and OpenAI write it."""
     return b"data: " + json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+
+
+def fields_of(body: bytes) -> dict[str, msgspec.Raw]:
+    """Return the fields of a request's body, as a surface hands them over."""
+    return msgspec.json.decode(body, type=dict[str, msgspec.Raw])
 
 
 @dataclass

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import InvalidValue
 from shoal.types import Chunk, Sampling, TokenLogprob, Usage
+from tests.fakes.openai_server import fields_of
 from tests.surfaces.talk_kit import MODEL, FakeRunner, data_of, serve_chat
 
 PATHS = ["/v1/completions", "/completions", "/v1/completions/", "/completions/"]
@@ -70,12 +71,12 @@ async def test_max_tokens(fields: dict[str, Any], expected: int | None) -> None:
 
 
 async def test_fields_reach_the_task() -> None:
-    """The body is passed along, byte for byte."""
+    """The fields are passed along, byte for byte."""
     server = serve_chat()
     body = orjson.dumps(ask(echo=True, best_of=4, n=2, logprobs=3, seed=1, top_k=0, use_beam_search=False))
     await server.call("POST", PATHS[0], body=body)
     task = server.runner.task
-    assert (task.echo, task.best_of, task.n, task.raw) == (True, 4, 2, ("openai.completions", body))
+    assert (task.echo, task.best_of, task.n, task.raw) == (True, 4, 2, ("openai.completions", fields_of(body)))
     assert task.sampling == Sampling(max_tokens=16, logprobs=3, seed=1, top_k=-1)
     assert set(task.extras) == {"use_beam_search"}
 

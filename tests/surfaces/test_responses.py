@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import EngineFailed, Overloaded
 from shoal.types import Chunk, Guide, Message, Part, Sampling, Tool, ToolCall, ToolDelta, Usage
+from tests.fakes.openai_server import fields_of
 from tests.surfaces.surface_kit import Answer
 from tests.surfaces.talk_kit import MODEL, FakeRunner, data_of, serve_chat
 
@@ -110,7 +111,7 @@ async def test_fields_reach_the_task() -> None:
     assert (task.tool_choice, task.tool_name, task.parallel_tool_calls) == ("function", "add", False)
     assert (task.template_kwargs, task.raw, set(task.extras)) == (
         {"reasoning_effort": "high"},
-        ("openai.responses", sent),
+        ("openai.responses", fields_of(sent)),
         {"future"},
     )
     assert body["tools"] == [ADD]

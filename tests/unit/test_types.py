@@ -101,7 +101,7 @@ generates = st.builds(
     sampling=samplings,
     tools=st.lists(tools, max_size=2),
     adapter=st.text(),
-    raw=bodies,
+    raw=st.none() | st.tuples(st.text(), extras),
     extras=extras,
 )
 sparse = st.builds(SparseVector, indices=vectors, values=vectors)
@@ -223,8 +223,8 @@ def plain(value: Any) -> Any:
         return bytes(value)
     if isinstance(value, msgspec.Struct):
         return (type(value), {name: plain(getattr(value, name)) for name in value.__struct_fields__})
-    if isinstance(value, list):
-        return [plain(inner) for inner in value]
+    if isinstance(value, list | tuple):
+        return type(value)(map(plain, value))
     if isinstance(value, dict):
         return {name: plain(inner) for name, inner in value.items()}
     return value

@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 
 from shoal.decoding import json_decoder
-from shoal.errors import Malformed
+from shoal.types import Fields
 
-_FIELDS = json_decoder(dict[str, msgspec.Raw])
 _TEXT = json_decoder(str)
 _NUMBER = json_decoder(float)
 # Possessive quantifiers avoid backtracking in a string; an unterminated string is a token too (without its last quote).
@@ -37,46 +36,34 @@ _NEXT_DATA = b"\ndata:"
 _LENGTHS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
 
 
-class RequestBody:
-    """A client's request, as received: every value keeps its bytes.
+def requested_model(fields: Fields) -> str:
+    """Return the model's name in the fields of a request, "" if there is none."""
+    try:
+        return _TEXT.decode(fields["model"])
+    except (KeyError, msgspec.DecodeError, RecursionError):
+        return ""
 
-    Of a duplicate key the last value counts, as in nearly every parser, and the first is not passed on. Raises
-    Malformed if the body is not a JSON object.
+
+def encode_request(received: Fields, model: str, *, strip: Collection[str], defaults: Mapping[str, Any]) -> bytes:
+    """Encode the fields that a client sent, each value with its bytes, with `model` as the model, without the fields in
+    `strip`, and with the `defaults` that are missing.
+
+    `stream_options` is sent only with `stream`: OpenAI rejects it otherwise, but clients send it regardless. A length
+    of -1 means unlimited and is not sent, because most servers reject it.
     """
-
-    def __init__(self, body: bytes) -> None:
-        try:
-            self._fields = _FIELDS.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Malformed(f"the body is not a JSON object: {error}") from None
-
-    @property
-    def model(self) -> str:
-        """The model name in the request, "" if there is none."""
-        try:
-            return _TEXT.decode(self._fields["model"])
-        except (KeyError, msgspec.DecodeError, RecursionError):
-            return ""
-
-    def encode(self, model: str, *, strip: Collection[str], defaults: Mapping[str, Any]) -> bytes:
-        """Return the body with `model` as its model, without the fields in `strip`, and with the `defaults` it lacks.
-
-        `stream_options` is sent only with `stream`: OpenAI rejects it otherwise, but clients send it regardless. A
-        length of -1 means unlimited and is not sent, because most servers reject it.
-        """
-        fields: dict[str, Any] = self._fields.copy() if "model" in self._fields else {"model": model, **self._fields}
-        for name in strip:
-            fields.pop(name, None)
-        for name in _LENGTHS & fields.keys():
-            if _is_unlimited(fields[name]):
-                del fields[name]
-        if "stream_options" in fields and bytes(fields.get("stream", b"")).strip() != b"true":
-            del fields["stream_options"]
-        fields["model"] = model
-        for name, value in defaults.items():
-            if name not in fields and name not in strip:
-                fields[name] = value
-        return msgspec.json.encode(fields)
+    fields: dict[str, Any] = {**received} if "model" in received else {"model": model, **received}
+    for name in strip:
+        fields.pop(name, None)
+    for name in _LENGTHS & fields.keys():
+        if _is_unlimited(fields[name]):
+            del fields[name]
+    if "stream_options" in fields and bytes(fields.get("stream", b"")).strip() != b"true":
+        del fields["stream_options"]
+    fields["model"] = model
+    for name, value in defaults.items():
+        if name not in fields and name not in strip:
+            fields[name] = value
+    return msgspec.json.encode(fields)
 
 
 class ModelNameRewriter:
@@ -111,7 +98,7 @@ class ModelNameRewriter:
         start, stop = place
         self._old_prefix = data[:stop]
         self._new_prefix = data[:start] + self._encoded_name
-        last = _MODEL_LAST.search(data) if data.count(_MODEL) == 1 else None
+        last = _MODEL_LAST.search(data) if data.endswith(b"\n") and data.count(_MODEL) == 1 else None
         if last is not None and last.span(1) == place:
             self._old_suffix = data[last.start() :]
             self._new_suffix = data[last.start() : start] + self._encoded_name + data[stop:]

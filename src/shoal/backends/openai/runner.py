@@ -13,7 +13,7 @@ from shoal.backends.base.http_answer import Answer, RequestNotSent, is_json
 from shoal.backends.base.http_client import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, Response
 from shoal.backends.openai import errors
 from shoal.backends.openai.answers import NO_CHOICES, AnswerReader, parse_usage, read_whole
-from shoal.backends.openai.body import ModelNameRewriter, RequestBody
+from shoal.backends.openai.body import ModelNameRewriter, encode_request, requested_model
 from shoal.backends.openai.replicas import Attempt, Replica, ServerPool
 from shoal.backends.openai.request import build_request
 from shoal.backends.openai.sse import EventSplitter, has_data, is_done, payload, split_data_events
@@ -55,7 +55,7 @@ class _UpstreamRequest(NamedTuple):
 class UpstreamRunner:
     """Runner over the replicas of `fleet`, which it closes.
 
-    A task with a `raw` body of OpenAI's is forwarded with only the model's name replaced, and answered in raw chunks:
+    A task with `raw` fields of OpenAI's is forwarded with only the model's name replaced, and answered in raw chunks:
     whole events, several in one chunk if they arrived together, with the served name in place of the server's.
     Comments are dropped, because the HTTP layer sends its own heartbeats. `usage` comes with the last chunk if the
     server reports it unasked. All other tasks are answered in typed chunks. An error event in mid-stream is raised, and
@@ -112,16 +112,16 @@ class UpstreamRunner:
 
     async def _stream_raw(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         assert task.raw is not None
-        dialect, received = task.raw
-        body = RequestBody(received)
+        dialect, fields = task.raw
         strip = self._options.strip
         defaults = self._options.defaults if dialect != RESPONSES else {}
 
         def make_request(replica: Replica) -> _UpstreamRequest:
             model = _model_name(replica, task.adapter)
-            return _UpstreamRequest(PATHS[dialect], body.encode(model, strip=strip, defaults=defaults), dialect)
+            body = encode_request(fields, model, strip=strip, defaults=defaults)
+            return _UpstreamRequest(PATHS[dialect], body, dialect)
 
-        names = ModelNameRewriter(body.model or task.model)
+        names = ModelNameRewriter(requested_model(fields) or task.model)
         response, attempt = await self._open_response(make_request, ctx, streams=task.stream)
         with attempt, response:
             _check_content_type(response, attempt.replica.client.base, streams=task.stream)

@@ -14,6 +14,7 @@ from shoal.errors import InvalidValue
 from shoal.http.json.complexity import check_values, count_pieces, count_pieces_async
 from shoal.http.json.decoder import LARGE, to_request_error
 from shoal.http.json.raw_fields import raw_fields_decoder
+from shoal.types import Fields
 
 log = logging.getLogger("shoal.http")
 
@@ -37,13 +38,13 @@ MAX_UNKNOWN_FIELDS = 1000
 
 MAX_DEPTH = 64
 _MAX_LOGGED_NAMES = 256
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_FIELDS = msgspec.json.Decoder(Fields)
 _DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 class ExtrasDecoder(Generic[T]):
-    """Decodes bodies to the struct `kind`, and returns unknown fields as raw JSON; each name is logged once. The known
-    fields that `raw` names are returned as raw JSON, too.
+    """Decodes bodies to the struct `kind`, and returns all fields as raw JSON, and the unknown ones of them; each name
+    of those is logged once. Of a duplicate field the last value counts.
 
     `long` names the field that makes a body long: a conversation, texts or token ids; `also` names further long texts.
     `max_inputs`: maximum texts or id lists in `long`; None if it holds objects. Fields of type Raw are not checked.
@@ -59,13 +60,11 @@ class ExtrasDecoder(Generic[T]):
         max_inputs: int | None = None,
         *,
         also: Sequence[str] = (),
-        raw: Sequence[str] = (),
     ) -> None:
         self._surface = surface
         self._long_field = long
         self._max_inputs = max_inputs
         self._full_decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
-        self._raw = tuple(raw)
         self._known_fields = frozenset(kind.__struct_encode_fields__)
         self._max_fields = len(self._known_fields) + MAX_UNKNOWN_FIELDS
         self._decoded = _decoded_fields(kind)
@@ -73,7 +72,7 @@ class ExtrasDecoder(Generic[T]):
         self._peek = raw_fields_decoder(*self._may_be_long)
         self._logged_fields: set[str] = set()
 
-    async def __call__(self, body: bytes) -> tuple[T, dict[str, msgspec.Raw]]:
+    async def __call__(self, body: bytes) -> tuple[T, Fields, Fields]:
         large = len(body) > LARGE
         try:
             if large:
@@ -95,7 +94,7 @@ class ExtrasDecoder(Generic[T]):
             await asyncio.sleep(0)
         for name in unknown:
             self._log_unknown_field(name)
-        return value, {name: fields[name] for name in (*unknown, *self._raw) if name in fields}
+        return value, fields, {name: fields[name] for name in unknown}
 
     async def _check_sizes(self, body: bytes) -> None:
         """Reject a body with too many bytes outside its long fields. Skipping over the values is fast, and checks that
@@ -110,7 +109,7 @@ class ExtrasDecoder(Generic[T]):
             )
         await asyncio.sleep(0)
 
-    async def _check_complexity(self, fields: dict[str, msgspec.Raw]) -> None:
+    async def _check_complexity(self, fields: Fields) -> None:
         """Reject fields that take too long to decode."""
         for name in fields.keys() & self._decoded:
             raw = memoryview(fields[name])

@@ -235,11 +235,11 @@ class _GenerateEndpoint(Generic[A]):
         self._heartbeat_s = options.heartbeat_s
         self._kind = kind
         long, also = ("messages", ()) if kind == "chat" else ("prompt", ("system", "images"))
-        self._decode: ExtrasDecoder[A] = ExtrasDecoder(request, "ollama", long, also=also, raw=("options",))
+        self._decode: ExtrasDecoder[A] = ExtrasDecoder(request, "ollama", long, also=also)
         self._task = task
 
     async def __call__(self, request: Request) -> Reply:
-        payload, fields = await self._decode(request.body)
+        payload, fields, _ = await self._decode(request.body)
         keep_alive = parse_keep_alive(payload.keep_alive)
         if _is_empty(payload):
             return await self._load_or_unload(request, payload, unload=keep_alive == 0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from shoal.errors import InvalidValue
 from shoal.http.json.extras import ExtrasDecoder, check_depth
 from shoal.http.request import Reply, Request
@@ -16,7 +14,7 @@ from shoal.surfaces.openai.events import ENCODE, AnswerHeader, CompletionEvents,
 from shoal.surfaces.openai.sampling import to_guide, to_sampling
 from shoal.surfaces.shared.generation import Answer, Choice, generate_reply
 from shoal.surfaces.shared.logprobs import to_finite_logprob, token_bytes
-from shoal.types import Chunk, Generate, TokenLogprob, ToolDelta, Usage
+from shoal.types import Chunk, Fields, Generate, TokenLogprob, ToolDelta, Usage
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -34,9 +32,9 @@ class Chat:
         self._decode: ExtrasDecoder[wire.ChatRequest] = ExtrasDecoder(wire.ChatRequest, "openai", "messages")
 
     async def __call__(self, request: Request) -> Reply:
-        payload, extras = await self._decode(request.body)
+        payload, fields, extras = await self._decode(request.body)
         model, adapter = self._gateway.resolve(payload.model or "")
-        task = build_task(payload, model, adapter, raw=(DIALECT, request.body), extras=extras)
+        task = build_task(payload, model, adapter, raw=(DIALECT, fields), extras=extras)
         header = AnswerHeader.create(f"{model}:{adapter}" if adapter else model, "chatcmpl-")
         old = bool(payload.functions) and not payload.tools
         usage = wants_usage(payload)
@@ -51,7 +49,12 @@ class Chat:
 
 
 def build_task(
-    payload: wire.ChatRequest, model: str, adapter: str, *, raw: tuple[str, bytes], extras: dict[str, msgspec.Raw]
+    payload: wire.ChatRequest,
+    model: str,
+    adapter: str,
+    *,
+    raw: tuple[str, Fields],
+    extras: Fields,
 ) -> Generate:
     """Build the task. Raises InvalidValue, WrongType and Unsupported, with the field at fault."""
     tools = to_tools(payload.tools) or [to_tool(each, "functions") for each in payload.functions or ()]

@@ -19,7 +19,7 @@ from shoal.surfaces.openai.events import ENCODE, AnswerHeader, CompletionEvents,
 from shoal.surfaces.openai.sampling import to_guide, to_sampling
 from shoal.surfaces.shared.generation import Answer, Choice, generate_reply
 from shoal.surfaces.shared.logprobs import to_finite_logprob
-from shoal.types import Chunk, Generate, TextItem, TokenLogprob, Usage
+from shoal.types import Chunk, Fields, Generate, TextItem, TokenLogprob, Usage
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -46,14 +46,14 @@ class Completions:
 
     async def __call__(self, request: Request) -> Reply:
         try:
-            payload, extras = await self._decode(request.body)
+            payload, fields, extras = await self._decode(request.body)
         except FieldError as error:
             if not (error.missing and error.at == "prompt" and has_messages(request.body)):
                 raise
             return await self._chat(request)
         prompts = parse_prompts(payload.prompt, self._max_inputs)
         model, adapter = self._gateway.resolve(payload.model or "")
-        task = build_task(payload, prompts, model, adapter, raw=(DIALECT, request.body), extras=extras)
+        task = build_task(payload, prompts, model, adapter, raw=(DIALECT, fields), extras=extras)
         header = AnswerHeader.create(f"{model}:{adapter}" if adapter else model, "cmpl-")
         usage = wants_usage(payload)
         try:
@@ -115,8 +115,8 @@ def build_task(
     model: str,
     adapter: str,
     *,
-    raw: tuple[str, bytes],
-    extras: dict[str, msgspec.Raw],
+    raw: tuple[str, Fields],
+    extras: Fields,
 ) -> Generate:
     """Build the task. Raises InvalidValue, TooManyInputs, WrongType and Unsupported, with the field at fault."""
     if payload.suffix:

@@ -18,7 +18,7 @@ from shoal.surfaces.openai.response_events import ResponseEvents, encode_body
 from shoal.surfaces.openai.sampling import schema_guide
 from shoal.surfaces.shared.generation import generate_reply
 from shoal.surfaces.shared.wire_conversations import MAX_CALLS
-from shoal.types import Generate, Guide, Message, Sampling, Tool, ToolCall
+from shoal.types import Fields, Generate, Guide, Message, Sampling, Tool, ToolCall
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -37,9 +37,9 @@ class Responses:
         self._decode: ExtrasDecoder[wire.ResponsesRequest] = ExtrasDecoder(wire.ResponsesRequest, "openai", "input")
 
     async def __call__(self, request: Request) -> Reply:
-        payload, extras = await self._decode(request.body)
+        payload, fields, extras = await self._decode(request.body)
         model, adapter = self._gateway.resolve(payload.model or "")
-        task = build_task(payload, model, adapter, raw=(DIALECT, request.body), extras=extras)
+        task = build_task(payload, model, adapter, raw=(DIALECT, fields), extras=extras)
         header = AnswerHeader.create(f"{model}:{adapter}" if adapter else model, "resp_")
         begun = start_response(payload, header)
         return await generate_reply(
@@ -53,7 +53,12 @@ class Responses:
 
 
 def build_task(
-    payload: wire.ResponsesRequest, model: str, adapter: str, *, raw: tuple[str, bytes], extras: dict[str, msgspec.Raw]
+    payload: wire.ResponsesRequest,
+    model: str,
+    adapter: str,
+    *,
+    raw: tuple[str, Fields],
+    extras: Fields,
 ) -> Generate:
     """Build the task. Raises EmptyInput, InvalidValue, WrongType and Unsupported, with the field at fault."""
     _refuse_stored_state(payload)

@@ -13,7 +13,7 @@ from shoal.backends.openai.replicas import Replica, ServerPool
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
 from shoal.core.protocols import ModelFacts
 from shoal.types import Chunk, Context, Generate, Message
-from tests.fakes.openai_server import FakeUpstream, event
+from tests.fakes.openai_server import FakeUpstream, event, fields_of
 
 FACTS = ModelFacts(source="openai+http://up#up/model", backend="openai", tasks=("generate",))
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 7}
@@ -37,10 +37,10 @@ def make_task(body: dict[str, Any] | bytes | None = None, *, dialect: str = "ope
     """Return the task that a surface makes from this body."""
     if body is None:
         body = {"model": "mine", "messages": [{"role": "user", "content": "hi"}]}
-    raw = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+    sent = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
     messages = fields.pop("messages", [Message(role="user", content="hi")])
-    stream = bool(json.loads(raw).get("stream"))
-    return Generate(model="mine", messages=messages, raw=(dialect, raw), stream=stream, **fields)
+    stream = bool(json.loads(sent).get("stream"))
+    return Generate(model="mine", messages=messages, raw=(dialect, fields_of(sent)), stream=stream, **fields)
 
 
 def streaming(**more: Any) -> Generate:

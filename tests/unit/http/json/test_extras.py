@@ -38,9 +38,9 @@ async def test_extras(pad: dict[str, str], caplog: pytest.LogCaptureFixture) -> 
     body = orjson.dumps({"items": [{"a": "b"}], "size": 7, "more": {"deep": [1, 2]}, **pad})
     with caplog.at_level(logging.INFO, logger="shoal.http"):
         for _ in range(2):
-            value, extras = await decode(body)
+            value, fields, extras = await decode(body)
         assert (value.items, value.size) == ([{"a": "b"}], 7)
-        assert bytes(extras["more"]) == b'{"deep":[1,2]}'
+        assert bytes(extras["more"]) == bytes(fields["more"]) == b'{"deep":[1,2]}'
         assert extras.keys() - {"more"} == pad.keys()
         assert len(caplog.records) == 1 + len(pad)
         await decode(orjson.dumps({"items": [], **{f"name{at}": 1 for at in range(1000)}}))
@@ -167,10 +167,11 @@ async def test_fields_that_are_not_checked() -> None:
     decode: ExtrasDecoder[Wide] = ExtrasDecoder(Wide, "x", "items", also=("texts",))
     text = "[{,}]" * 100_000
     request: dict[str, Any] = {"items": [{"a": text}, *[{}] * 30_000], "more": {"a": text}, "raw": [0] * 200_000}
-    value, extras = await decode(orjson.dumps(request))
+    value, fields, extras = await decode(orjson.dumps(request))
     assert (value.items, value.more, extras) == (request["items"], request["more"], {})
+    assert {name: json.loads(bytes(raw)) for name, raw in fields.items()} == request
     assert (await decode(orjson.dumps({"texts": ["x" * 2_000_000]})))[0].texts == ["x" * 2_000_000]
-    assert len((await decode(orjson.dumps({f"unknown{at}": 1 for at in range(1000)})))[1]) == 1000
+    assert len((await decode(orjson.dumps({f"unknown{at}": 1 for at in range(1000)})))[2]) == 1000
 
 
 def test_json_in_a_string() -> None:
@@ -199,8 +200,9 @@ def test_arguments() -> None:
 async def test_every_field_is_known_or_extra(more: dict[str, object]) -> None:
     """Every field is either known or extra."""
     more = {name: value for name, value in more.items() if name not in ("items", "size")}
-    _, extras = await ExtrasDecoder(Body, "x", "items")(json.dumps({"items": [], **more}).encode())
+    _, fields, extras = await ExtrasDecoder(Body, "x", "items")(json.dumps({"items": [], **more}).encode())
     assert {name: json.loads(bytes(raw)) for name, raw in extras.items()} == more
+    assert {name: json.loads(bytes(raw)) for name, raw in fields.items()} == {"items": [], **more}
 
 
 def test_json_of() -> None:

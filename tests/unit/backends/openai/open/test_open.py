@@ -30,7 +30,7 @@ from shoal.errors import (
 )
 from shoal.models.address import ServedModel
 from shoal.types import Array, Chunk, Context, Generate, Message
-from tests.fakes.openai_server import DIMENSION, Exchange, FakeUpstream, Script, answer, vector_of
+from tests.fakes.openai_server import DIMENSION, Exchange, FakeUpstream, Script, answer, fields_of, vector_of
 from tests.unit.backends.openai.open.kit import NO_MODEL, NO_ROUTE, Open, chats, embed
 from tests.unit.models import checkpoints
 
@@ -237,7 +237,7 @@ class TestGeneration:
     async def test_fields_of_the_operator(self, server: FakeUpstream, opened: Open, tmp_path: Path) -> None:
         settings = Settings(home=str(tmp_path), strip_parameters=("priority",), default_max_tokens=9)
         runner = await opened(tasks=("generate",), settings=settings, sampling={"top_k": 4})
-        await chat(runner, raw=("openai.chat", b'{"model":"m","messages":[1],"priority":2}'))
+        await chat(runner, raw=("openai.chat", fields_of(b'{"model":"m","messages":[1],"priority":2}')))
         assert server.requests[-1].json == {"model": "up/model", "messages": [1], "top_k": 4, "max_tokens": 9}
 
     async def test_how_long_a_first_piece_may_take(self, opened: Open, tmp_path: Path) -> None:
