@@ -235,7 +235,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     @property
     def choices(self) -> int:
         """How many answers come back."""
-        return self.n * max(1, len(self.prompts))
+        return self.n * (len(self.prompts) or 1)
 
 
 BatchTask: TypeAlias = Embed | Rerank | Classify

@@ -76,8 +76,10 @@ class UpstreamModel(TaskRouter):
     def facts(self) -> ModelFacts:
         """The facts, with the class names known so far."""
         facts = super().facts
-        labels = next((runner.facts.labels for runner in self._runners if runner.facts.labels), ())
-        return facts if facts.labels == labels else replace(facts, labels=labels)
+        for runner in self._runners:  # a loop, since a generator would be another call of every request
+            if labels := runner.facts.labels:
+                return facts if facts.labels == labels else replace(facts, labels=labels)
+        return facts
 
     async def aclose(self) -> None:
         await close_all(super().aclose, self._connections.aclose)

@@ -142,12 +142,14 @@ class ServerPool:
     def pick(self, tried: Collection[Replica] = ()) -> Replica:
         """Return the replica with the fewest requests in flight that is not in `tried`, round robin on ties. Raises
         Unavailable if all were tried."""
-        left = [replica for replica in self.replicas if replica not in tried]
+        left = [replica for replica in self.replicas if replica not in tried] if tried else self.replicas
         if not left:
             raise Unavailable("no server of the model can accept the request now: try again soon", retry_after=1.0)
-        now = self._clock()
-        usable = [replica for replica in left if replica.is_usable(now)]
-        choice = min(usable or left, key=lambda replica: (replica.in_flight, replica.last_pick))
+        choice = left[0]
+        if len(left) > 1:
+            now = self._clock()
+            usable = [replica for replica in left if replica.is_usable(now)]
+            choice = min(usable or left, key=lambda replica: (replica.in_flight, replica.last_pick))
         self._picks += 1
         choice.last_pick = self._picks
         return choice

@@ -56,8 +56,8 @@ class UsageWire(msgspec.Struct):
 
 
 def _tokens(value: object) -> int:
-    if value is None:
-        return 0
+    if value is None or (type(value) is int and 0 <= value <= MAX_COUNT):
+        return value or 0
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0
     return int(min(max(value, 0), MAX_COUNT))

@@ -26,7 +26,7 @@ class ToolSelection(NamedTuple):
 
 def to_messages(messages: Sequence[wire.ChatMessage]) -> list[Message]:
     arguments = ArgumentsLimit("messages")
-    return [_to_message(message, f"messages[{at}]", arguments) for at, message in enumerate(messages)]
+    return [_to_message(message, at, arguments) for at, message in enumerate(messages)]
 
 
 def to_content(content: str | Sequence[wire.ContentPart] | None, where: str) -> str | list[Part] | None:
@@ -108,8 +108,9 @@ def to_tool_selection(
             raise WrongType(f"'{field}' is {choice[:64]!r}; send none, auto, required or one function.", param=field)
 
 
-def _to_message(message: wire.ChatMessage, where: str, arguments: ArgumentsLimit) -> Message:
-    calls = [_to_call(each, at, arguments) for at, each in enumerate(message.tool_calls or ())]
+def _to_message(message: wire.ChatMessage, at: int, arguments: ArgumentsLimit) -> Message:
+    """Convert the message at index `at`."""
+    calls = [_to_call(each, number, arguments) for number, each in enumerate(message.tool_calls or ())]
     role, call_id = message.role, message.tool_call_id
     if message.function_call is not None:
         called = message.function_call
@@ -117,13 +118,19 @@ def _to_message(message: wire.ChatMessage, where: str, arguments: ArgumentsLimit
     if role == "function" and call_id is None:
         # The predecessor of "tool" had no ids: only the function's name links an answer to its call.
         call_id = f"call_{message.name or ''}"
-    content = to_content(message.content, f"{where}.content")
-    if content is None and message.refusal is not None:
-        content = message.refusal
-    if content is None and role != "assistant":
-        raise WrongType(f"'{where}.content' is missing; only assistant messages may omit it.", param="messages")
-    if content is None and not calls:
-        content = ""
+    content: str | list[Part] | None
+    if isinstance(message.content, str):
+        content = message.content
+    else:
+        content = to_content(message.content, f"messages[{at}].content")
+        if content is None and message.refusal is not None:
+            content = message.refusal
+        if content is None and role != "assistant":
+            raise WrongType(
+                f"'messages[{at}].content' is missing; only assistant messages may omit it.", param="messages"
+            )
+        if content is None and not calls:
+            content = ""
     reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
     return Message(
         role=role, content=content, name=message.name, tool_calls=calls, tool_call_id=call_id, reasoning=reasoning

@@ -60,6 +60,15 @@ def to_sampling(
 
 def to_guide(payload: wire.Sampled) -> Guide | None:
     """Return the guide of a request, from any of its fields. Raises InvalidValue if there are two."""
+    if not (
+        payload.response_format
+        or payload.structured_outputs
+        or payload.guided_json
+        or payload.guided_regex
+        or payload.guided_choice
+        or payload.guided_grammar
+    ):
+        return None
     found: dict[str, Guide | None] = {
         "response_format": None if payload.response_format is None else format_guide(payload.response_format),
         "guided_json": schema_guide(to_json_bytes(payload.guided_json), "guided_json"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from shoal.http.request import JSON, Headers, Reply, Request
 from shoal.http.streaming import StreamEncoder, open_stream_body
@@ -30,20 +31,18 @@ _MAX_TOKENS_PER_PIECE = 8
 """With more tokens per piece than this, a stream was buffered and not sent token by token."""
 
 
-@dataclass(slots=True)
-class Choice:
+class Choice(msgspec.Struct):
     """One complete answer. `tools` are the model's tool calls, in order."""
 
     index: int
     text: str = ""
     reasoning: str = ""
-    tools: list[ToolCall] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    tools: list[ToolCall] = []
+    logprobs: list[TokenLogprob] = []
     finish_reason: str = "stop"
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(msgspec.Struct):
     """The content of a whole stream of chunks. `choices` are sorted by index, without gaps if the runner leaves none.
 
     `raw` is (dialect, body) as an upstream sent it; `choices` is then empty. `first_s` is the time to the first chunk
@@ -51,7 +50,7 @@ class Answer:
     left out.
     """
 
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[Choice] = []
     usage: Usage | None = None
     raw: tuple[str, bytes] | None = None
     first_s: float = 0.0
