@@ -157,18 +157,22 @@ class Gateway:
             places = self._get_stream_limit(model)
             if not places.free and isinstance(runner, SupportsCheck):
                 runner.check(task)  # reject an invalid task before it queues; else the stream does it
-            async with places.permit(ctx), aclosing(runner.stream(task, ctx)) as chunks:
-                with self._build_timeout(task, ctx) as timeout:
-                    timeout.start_wait()
-                    async for chunk in chunks:
-                        timeout.end_wait()
-                        if first is None:
-                            first = self._clock() - started
-                        if chunk.usage is not None:
-                            usage = chunk.usage
-                        pieces += chunk.raw is None
-                        yield chunk
+            await places.enter(ctx)
+            try:
+                async with aclosing(runner.stream(task, ctx)) as chunks:
+                    with self._build_timeout(task, ctx) as timeout:
                         timeout.start_wait()
+                        async for chunk in chunks:
+                            timeout.end_wait()
+                            if first is None:
+                                first = self._clock() - started
+                            if chunk.usage is not None:
+                                usage = chunk.usage
+                            pieces += chunk.raw is None
+                            yield chunk
+                            timeout.start_wait()
+            finally:
+                places.leave()
             outcome = "ok"
         except ShoalError as error:
             outcome = error.kind

@@ -487,9 +487,9 @@ async def test_invalid_requests_do_not_wait_for_a_slot() -> None:
     """A request that the runner can refuse at once does not wait for a slot."""
     gate, _ = gateway(make_runner(), max_streams=1)
     model = gate.registry.find("m0")
-    async with gate._get_stream_limit(model).permit(soon()):
-        with pytest.raises(Unsupported, match="min_p"):
-            await text_of(gate, Generate(model="m0", prompts=["a"], sampling=Sampling(min_p=0.5)), soon())
+    await gate._get_stream_limit(model).enter(soon())
+    with pytest.raises(Unsupported, match="min_p"):
+        await text_of(gate, Generate(model="m0", prompts=["a"], sampling=Sampling(min_p=0.5)), soon())
 
 
 IMAGE = Image(b"picture")

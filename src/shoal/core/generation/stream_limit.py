@@ -31,12 +31,9 @@ class StreamLimit:
         self._handovers: deque[float] = deque(maxlen=max(limit, LEAST_HANDED))
         self._waiters: dict[str, deque[asyncio.Future[None]]] = {}
 
-    def permit(self, ctx: Context) -> Permit:
-        """Hold a slot inside an `async with` block. Entering it raises Overloaded when the queue is full or the wait
-        too long, and DeadlineExceeded when no slot came in time."""
-        return Permit(self, ctx)
-
     async def enter(self, ctx: Context) -> None:
+        """Take a slot, which must be given back with `leave`. Raises Overloaded when the queue is full or the wait too
+        long, and DeadlineExceeded when no slot came in time."""
         if self.free:
             self.free -= 1
             return
@@ -113,19 +110,3 @@ class StreamLimit:
         if queue:
             self._waiters[client] = queue
         place.set_result(None)
-
-
-class Permit:
-    """A slot of a StreamLimit, inside an `async with` block."""
-
-    __slots__ = ("_ctx", "_limit")
-
-    def __init__(self, limit: StreamLimit, ctx: Context) -> None:
-        self._limit = limit
-        self._ctx = ctx
-
-    async def __aenter__(self) -> None:
-        await self._limit.enter(self._ctx)
-
-    async def __aexit__(self, *_: object) -> None:
-        self._limit.leave()

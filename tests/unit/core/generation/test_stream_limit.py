@@ -5,6 +5,8 @@ import itertools
 import random
 import time
 from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -18,8 +20,18 @@ def by(client: str, seconds: float = 1000.0) -> Context:
     return Context(id="r", deadline=time.monotonic() + seconds, client=client)
 
 
+@asynccontextmanager
+async def permit(limit: StreamLimit, ctx: Context) -> AsyncGenerator[None]:
+    """Hold a slot, as a stream does."""
+    await limit.enter(ctx)
+    try:
+        yield
+    finally:
+        limit.leave()
+
+
 async def hold(limit: StreamLimit, ctx: Context, order: list[str], release: asyncio.Event | None = None) -> None:
-    async with limit.permit(ctx):
+    async with permit(limit, ctx):
         order.append(ctx.client)
         if release is not None:
             await release.wait()
@@ -28,7 +40,7 @@ async def hold(limit: StreamLimit, ctx: Context, order: list[str], release: asyn
 async def test_a_free_place_is_had_at_once() -> None:
     """Up to the limit no stream waits, and all slots are released."""
     limit = StreamLimit(2)
-    async with limit.permit(by("a")), limit.permit(by("a")):
+    async with permit(limit, by("a")), permit(limit, by("a")):
         assert limit.free == 0
     assert limit.free == 2
 
@@ -37,7 +49,7 @@ async def test_a_stream_that_fails_gives_its_place_back() -> None:
     """A slot is released whatever happens in the stream."""
     limit = StreamLimit(1)
     with pytest.raises(ZeroDivisionError):
-        async with limit.permit(by("a")):
+        async with permit(limit, by("a")):
             raise ZeroDivisionError
     assert limit.free == 1
 
@@ -106,10 +118,10 @@ def test_waiting_ends_at_the_deadline(virtual: Run[None]) -> None:
 
     async def main() -> None:
         limit, loop = StreamLimit(1), asyncio.get_running_loop()
-        async with limit.permit(by("holder")):
+        async with permit(limit, by("holder")):
             begun = loop.time()
             with pytest.raises(DeadlineExceeded, match="try again later"):
-                async with limit.permit(by("late", 7.0)):
+                async with permit(limit, by("late", 7.0)):
                     raise AssertionError("it has no place")
             assert loop.time() - begun == pytest.approx(7.0, abs=0.05)
             assert not limit._waiters
@@ -131,7 +143,7 @@ def test_places_are_never_lost_nor_doubled(virtual: Run[None], seed: int) -> Non
         async def life() -> None:
             await asyncio.sleep(chance.random())
             client = chance.choice("abc")
-            async with limit.permit(by(client, chance.choice([0.05, 1000.0]))):
+            async with permit(limit, by(client, chance.choice([0.05, 1000.0]))):
                 inside[client] += 1
                 assert inside.total() <= places
                 try:
@@ -163,7 +175,7 @@ async def test_who_would_wait_too_long_is_refused() -> None:
         await until(lambda: limit.waiting > before or task.done())
         return task
 
-    places = [limit.permit(Context(id="r", deadline=now + 1000, client="a")) for _ in range(6)]
+    places = [permit(limit, Context(id="r", deadline=now + 1000, client="a")) for _ in range(6)]
     await places[0].__aenter__()
     for here, there in itertools.pairwise(places):
         entering = asyncio.create_task(there.__aenter__())
