@@ -104,25 +104,22 @@ class ModelNameRewriter:
             self._new_suffix = data[last.start() : start] + self._encoded_name + data[stop:]
         return self._new_prefix + data[stop:]
 
-    def rewrite_events(self, events: bytes) -> bytes | None:
+    def rewrite_events(self, events: bytes, *, learns: bool = True) -> bytes | None:
         """Return whole joined events with the served name, or None unless each is certain to have a remembered prefix
-        or suffix: then they must be split. Each must have one line of data, a JSON object."""
-        if _MODEL not in events:
-            return events
-        rewritten = self._rewrite_all(events)
-        if rewritten is None:
-            self(events[: events.find(_NEXT_DATA) + 1 or None])
-            rewritten = self._rewrite_all(events)
-        return rewritten
-
-    def _rewrite_all(self, events: bytes) -> bytes | None:
+        or suffix: then they must be split. Each must have one line of data, a JSON object. `learns`: the first event
+        may be remembered."""
         old, new = self._old_prefix, self._new_prefix
         if old and events.startswith(old) and events.count(_NEXT_DATA) == events.count(b"\n" + old):
             return events if old == new else new + events[len(old) :].replace(b"\n" + old, b"\n" + new)
+        if _MODEL not in events:
+            return events
         old = self._old_suffix
         if old and events.endswith(old) and 1 + events.count(_NEXT_DATA) == events.count(old) == events.count(_MODEL):
             return events.replace(old, self._new_suffix)
-        return None
+        if not learns:
+            return None
+        self(events[: events.find(_NEXT_DATA) + 1 or None])
+        return self.rewrite_events(events, learns=False)
 
 
 def _is_unlimited(raw: msgspec.Raw) -> bool:

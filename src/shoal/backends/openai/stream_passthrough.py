@@ -32,8 +32,8 @@ _RESPONSE_END = re.compile(rb"response\.(?:completed|incomplete|failed)")
 _RESPONSE_MARKS = (re.compile(rb'error["\r\n]'), _USAGE, _RESPONSE_END)
 _DONE_ENDS = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")
 # Whole events of one line of data, a JSON object; those of the Responses API have a type before it. The dot matches CR.
-_PLAIN_EVENTS = re.compile(rb"(?:data: ?\{.*+\n\r?\n)*+")
-_PLAIN_TYPED_EVENTS = re.compile(rb"(?:event: .*+\ndata: ?\{.*+\n\r?\n)*+")
+_PLAIN_EVENTS = re.compile(rb"(?:data: ?+\{.*+\n\r?+\n)*+")
+_PLAIN_TYPED_EVENTS = re.compile(rb"(?:event: .*+\ndata: ?+\{.*+\n\r?+\n)*+")
 _ERROR_EVENT = re.compile(rb"(?:^|[\r\n])event: ?error[\r\n]")
 
 

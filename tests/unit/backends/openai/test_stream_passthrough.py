@@ -234,7 +234,7 @@ class EventByEvent(ModelNameRewriter):
     def __call__(self, data: bytes) -> bytes:
         return ModelNameRewriter("mine")(data)
 
-    def rewrite_events(self, events: bytes) -> None:
+    def rewrite_events(self, events: bytes, *, learns: bool = True) -> None:
         return None
 
 
