@@ -255,6 +255,9 @@ class Connection(HttpToolsProtocol):
             return  # this parser stops at the upgrade; `_parse` continues with another one
         self._parser_state = _ParserState.BETWEEN
         super().on_message_complete()
+        if self.flow.read_paused and not self.pipeline:
+            # The body is complete. Unless its client's connection is read, its end goes unnoticed until the answer.
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         """Start the next pipelined request, or wait for one. Replaces uvicorn's, which starts a timer each time."""

@@ -93,6 +93,7 @@ class Wire:
         self.closed = False
         self.aborted = False
         self.ended = False
+        self.paused = False
         self.socket: socket.socket | None = None
 
     def write(self, data: bytes) -> None:
@@ -130,9 +131,14 @@ class Wire:
     def get_extra_info(self, name: str) -> socket.socket | None:
         return self.socket if name == "socket" else None
 
-    def pause_reading(self) -> None: ...
+    def is_paused(self) -> bool:
+        return self.paused
 
-    def resume_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
 
 
 def render_error(error: ShoalError) -> bytes:
@@ -561,6 +567,22 @@ async def test_large_bodies_are_read_in_turn() -> None:
     assert resumed == [wires[0], *wires[2:]]
     await asyncio.sleep(0)
     assert len(resumed) == len(wires) - 1
+
+
+async def test_a_connection_is_read_on_behind_a_large_body(client: Client) -> None:
+    """Else its end would go unnoticed, and the server would compute for a client that left. Behind a second request,
+    which waits for the first answer, it is not."""
+    client.answering.clear()
+    whole = post("/a", b"x" * 300_000, offer=False)
+    await client.send(whole[:150_000], whole[150_000:])
+    assert client.requests == [("POST", "/a", b"x" * 300_000)]
+    assert not client.wire.is_paused()
+    await client.send(post("/b", b"y" * 100_000, offer=False))
+    assert client.wire.is_paused()
+    client.answering.set()
+    await client.turn()
+    assert [path for _, path, _ in client.requests] == ["/a", "/b"]
+    assert not client.wire.is_paused()
 
 
 class TestUnread:
