@@ -48,21 +48,28 @@ there is: measured rates scatter, and the best size may not have been tried."""
 
 
 class CostModel(msgspec.Struct, frozen=True):
-    """Estimates a batch at about `fixed + per_token * padded tokens` seconds on one slot.
+    """Estimates a batch at about `fixed + per_token * work` seconds on one slot, see `work`.
 
-    `efficient_tokens`: padded tokens from which a batch reaches `EFFICIENCY` of the engine's best rate, as measured; 0:
-    not measured, so that the straight line decides.
+    `efficient_tokens`: work from which a batch reaches `EFFICIENCY` of the engine's best rate, as measured; 0: not
+    measured, so that the straight line decides. `attention`: 1 over the length at which attention takes as long as the
+    rest of the model; 0: unknown, or none.
     """
 
     fixed: float = 0.001
     per_token: float = 0.00002
     efficient_tokens: int = 0
+    attention: float = 0.0
 
-    def seconds(self, tokens: float) -> float:
-        return self.fixed + self.per_token * tokens
+    def work(self, tokens: float, length: float) -> float:
+        """Return the work of `tokens` padded tokens in texts of `length`, in tokens of a short text: attention compares
+        each token with all others of its text."""
+        return tokens * (1.0 + self.attention * length)
+
+    def seconds(self, work: float) -> float:
+        return self.fixed + self.per_token * work
 
     def tokens_within(self, seconds: float) -> float:
-        """Return the padded tokens of a batch that takes `seconds`; negative if the call alone takes longer."""
+        """Return the work of a batch that takes `seconds`; negative if the call alone takes longer."""
         return (seconds - self.fixed) / max(self.per_token, 1e-12) + 1e-6  # rounding must not cost a token
 
     def efficient(self) -> float:

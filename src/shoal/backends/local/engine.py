@@ -57,7 +57,7 @@ class LocalEngine:
         rebuild: Callable[[], Awaitable[Lanes]] | None = None,
         end: Callable[[], None] | None = None,
     ) -> None:
-        self.facts = facts
+        self.facts = msgspec.structs.replace(facts, cost=warm.cost)
         self._ports = tuple(ports)
         self._lanes = lanes
         self._max_length = max_length

@@ -22,6 +22,7 @@ import msgspec
 
 from shoal.backends.base.limits import describe_limits
 from shoal.backends.base.prompts import apply_prompts
+from shoal.backends.local.attention import read_attention
 from shoal.backends.local.compile import QUANTIZED_GROUP
 from shoal.backends.local.engines import (
     ENGINES,
@@ -192,6 +193,7 @@ async def open_local(
             spec = one.manifest.text_spec
             place = await asyncio.to_thread(_engine_path, engine, one, _variant(engine, settings))
             options = engine_options(settings, samples, spec)
+            options = replace(options, attention=await asyncio.to_thread(read_attention, one.path / SOURCE, spec))
             engines.append(await open_engine(engine, place, one, f"{name}-{number}", settings.home, options))
             opened.push_async_callback(engines[-1].aclose)
         opened.pop_all()

@@ -56,7 +56,9 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
         compiled.ports,
         _lanes(compiled),
         max_length=options.max_length,
-        warm=WarmUp(shapes(lengths or (1,), sizes, options.max_batch_tokens), options.max_batch_ms / 1e3),
+        warm=WarmUp(
+            shapes(lengths or (1,), sizes, options.max_batch_tokens), options.max_batch_ms / 1e3, options.attention
+        ),
         rebuild=rebuild,
     )
     await engine.warm_up(options.warm_up_s)

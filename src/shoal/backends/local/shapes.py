@@ -8,14 +8,18 @@ per stream.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from shoal.core.protocols import CostModel
 
 SHORTEST = 8
 LENGTH_STEP = 4
+LONGEST_STEP = 64
 SIZE_STEP = 1
 PROBE_SIZES = (1, 4, 16)
 
@@ -29,20 +33,22 @@ class Shape(NamedTuple):
         return self.size * self.length
 
 
-def ladder(first: int, step: int, last: int, parts: int) -> tuple[int, ...]:
-    """Return ascending sizes from `first` to exactly `last`. A step is at least `step`, and otherwise 1/`parts` of the
-    power of two below. So padding adds at most that fraction (except for the smallest sizes), and half of it on
-    average."""
+def ladder(first: int, step: int, last: int, parts: int, longest_step: int = sys.maxsize) -> tuple[int, ...]:
+    """Return ascending sizes from `first` to exactly `last`. A step is at least `step`, at most `longest_step`, and
+    otherwise 1/`parts` of the power of two below. So padding adds at most that fraction (except for the smallest
+    sizes), and half of it on average."""
     rungs = []
     rung = min(first, last)
     while rung < last:
         rungs.append(rung)
-        rung += max(step, (1 << (rung.bit_length() - 1)) // parts)
+        rung += min(max(step, (1 << (rung.bit_length() - 1)) // parts), longest_step)
     return (*rungs, last)
 
 
 def length_buckets(max_length: int) -> tuple[int, ...]:
-    return ladder(SHORTEST, LENGTH_STEP, max_length, 8)
+    """Return the lengths. No step exceeds `LONGEST_STEP`: compiling a kernel takes a hundredth of the time of a long
+    text, and padding up to twice its part of the length, because attention is quadratic."""
+    return ladder(SHORTEST, LENGTH_STEP, max_length, 8, LONGEST_STEP)
 
 
 def size_buckets(max_batch_size: int) -> tuple[int, ...]:
@@ -60,8 +66,8 @@ def is_probe(shape: Shape) -> bool:
     return shape.size in PROBE_SIZES and shape.length.bit_count() == 1
 
 
-def fit_cost(samples: Sequence[tuple[int, float]]) -> CostModel:
-    """Fit seconds over tokens by least squares, each sample weighted by 1 / seconds^2, so that small batches count as
+def fit_cost(samples: Sequence[tuple[float, float]]) -> CostModel:
+    """Fit seconds over work by least squares, each sample weighted by 1 / seconds^2, so that small batches count as
     much as large ones. Neither coefficient is negative. Without samples the result is CostModel's default."""
     if not samples:
         return CostModel()
@@ -83,23 +89,24 @@ class WarmUp:
     """The order in which shapes are run, and the cost model learned from their times.
 
     Probes come first: few shapes over the whole range, run often enough to be timed. The others follow, cheapest first,
-    because kernel compilation weighs most there. No shape with a predicted time over `limit_s` is run.
+    because kernel compilation weighs most there. No shape with a predicted time over `limit_s` is run. `attention` is
+    the cost model's.
     """
 
-    def __init__(self, plan: Sequence[Shape], limit_s: float) -> None:
-        self.cost = CostModel()
+    def __init__(self, plan: Sequence[Shape], limit_s: float, attention: float = 0.0) -> None:
+        self.cost = CostModel(attention=attention)
         self.done = 0
         self._limit = limit_s
         self._probes = deque(shape for shape in plan if is_probe(shape))
         self._others = deque(shape for shape in plan if not is_probe(shape))
-        self._samples: list[tuple[int, float]] = []
+        self._samples: list[tuple[float, float]] = []
 
     def next(self) -> Shape | None:
         """Return the shape to run now, or None when all are warm."""
         for waiting in (self._probes, self._others):
             while waiting:
                 shape = waiting.popleft()
-                if not self._samples or self.cost.seconds(shape.tokens) <= self._limit:
+                if not self._samples or self.cost.seconds(self._work(shape)) <= self._limit:
                     return shape
         return None
 
@@ -107,5 +114,8 @@ class WarmUp:
         """Record the times of each run of `shape`. The first run compiles its kernels and is ignored."""
         self.done += 1
         if len(seconds) > 1:
-            self._samples.append((shape.tokens, min(seconds[1:])))
-            self.cost = fit_cost(self._samples)
+            self._samples.append((self._work(shape), min(seconds[1:])))
+            self.cost = msgspec.structs.replace(fit_cost(self._samples), attention=self.cost.attention)
+
+    def _work(self, shape: Shape) -> float:
+        return self.cost.work(shape.tokens, shape.length)

@@ -135,8 +135,9 @@ class Admission:
 
     One client holds at most half of `max_items`, counted per class. Classes are counted separately because many users
     may share one address: the bulk job of one of them must not use up the share of the others' single texts. An empty
-    lane admits any request however large, so that no legal request is rejected for its size alone. Tokens are
-    estimates, corrected by the ratio of true to estimated tokens of the requests answered before.
+    lane admits any request however large, so that no legal request is rejected for its size alone. Tokens are those of
+    work (`CostModel.work`); they are estimates, corrected by the ratio of true to estimated tokens of the requests
+    answered before.
 
     `drain(tokens, items)` predicts how long this much work takes now, or returns None while that is unknown. A request
     is rejected if the work ahead of it, by the planner's shares of classes, clients and requests, takes longer than its

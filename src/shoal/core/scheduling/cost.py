@@ -1,8 +1,11 @@
-"""An online cost model: how long a replica's batches take, and which size is efficient, learned from those that ran."""
+"""An online cost model: how long a replica's batches take, and which size is efficient, learned from those that ran.
+
+The size of a batch is its work in tokens (`CostModel.work`), which is the number of its padded tokens for short texts.
+"""
 
 from __future__ import annotations
 
-from math import isqrt
+from math import ceil, isqrt
 
 import msgspec
 
@@ -17,7 +20,7 @@ LEAST_SPREAD = 0.05
 """Minimum relative spread of batch sizes; below it slope and offset cannot be separated."""
 
 LARGEST = tuple(isqrt(1 << size) for size in range(32))
-"""The largest batch of each size that `RateCurve` tells apart, in padded tokens: half octaves from 1 to 46,340. Powers
+"""The largest batch of each size that `RateCurve` tells apart, in tokens of work: half octaves from 1 to 46,340. Powers
 of two are the largest of their size, because lengths and numbers of items often are powers of two."""
 
 TRUSTED_BATCHES = 8.0
@@ -46,7 +49,7 @@ class _Size(msgspec.Struct):
 
 
 class RateCurve:
-    """Seconds per padded token by the size of the batch, of batches that left no core idle.
+    """Seconds per token of work by the size of the batch, of batches that left no core idle.
 
     Only those are comparable: a small batch on an otherwise idle machine is faster than the same batch beside others.
     A size without measurements counts as the straight line says.
@@ -56,9 +59,9 @@ class RateCurve:
         self.batches = 0
         self._sizes = [_Size() for _ in LARGEST]
 
-    def observe(self, tokens: int, seconds: float) -> None:
+    def observe(self, tokens: float, seconds: float) -> None:
         self.batches += 1
-        size = self._sizes[min((tokens * tokens - 1).bit_length(), len(LARGEST) - 1)]
+        size = self._sizes[min((ceil(tokens * tokens) - 1).bit_length(), len(LARGEST) - 1)]
         size.weight = min(size.weight * FORGETTING ** (self.batches - size.latest) + 1.0, TRUSTED_BATCHES)
         size.latest = self.batches
         size.seconds += (seconds / tokens - size.seconds) / size.weight
@@ -78,7 +81,7 @@ class RateCurve:
 
 
 class OnlineCost:
-    """A least-squares fit of seconds over padded tokens with exponential decay, and the curve of the rate.
+    """A least-squares fit of seconds over tokens of work with exponential decay, and the curve of the rate.
 
     Starts from the warm-up's model.
     """
@@ -87,19 +90,20 @@ class OnlineCost:
         self.model = prior
         self._curve = RateCurve()
         self._efficient_tokens = prior.efficient_tokens
+        self._attention = prior.attention
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         for tokens in (32.0, 1024.0):
             self._add(tokens, prior.fixed + prior.per_token * tokens, PRIOR_WEIGHT / 2)
 
-    def observe(self, tokens: int, seconds: float, *, saturated: bool = False) -> None:
-        """Add a batch of `tokens` padded tokens that took `seconds` on a slot. `saturated`: no core was idle."""
-        self._add(float(tokens), seconds, 1.0, DECAY)
+    def observe(self, tokens: float, seconds: float, *, saturated: bool = False) -> None:
+        """Add a batch with the work of `tokens` that took `seconds` on a slot. `saturated`: no core was idle."""
+        self._add(tokens, seconds, 1.0, DECAY)
         fixed, per_token = self._fit()
         if saturated and tokens > 0:
             self._curve.observe(tokens, seconds)
             if self._curve.batches % BATCHES_BETWEEN == 0:
                 self._efficient_tokens = self._curve.efficient_tokens(CostModel(fixed, per_token))
-        self.model = CostModel(fixed, per_token, self._efficient_tokens)
+        self.model = CostModel(fixed, per_token, self._efficient_tokens, self._attention)
 
     def _add(self, x: float, y: float, weight: float, decay: float = 1.0) -> None:
         self._weight = self._weight * decay + weight

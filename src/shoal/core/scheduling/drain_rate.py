@@ -24,12 +24,13 @@ LEAST_BATCHES = 3
 
 
 class FinishedBatch(NamedTuple):
-    """A batch on a replica with `facts`: its items, true tokens and `padded_tokens`. `is_full`: no more items
-    fitted."""
+    """A batch on a replica with `facts`: its items, the work of these alone (`CostModel.work`), its own work, which
+    has the padding, and `padded_tokens`. `is_full`: no more items fitted."""
 
     facts: EngineFacts
     items: int
-    tokens: int
+    work: float
+    padded_work: float
     padded_tokens: int
     is_full: bool
 
@@ -54,7 +55,7 @@ class DrainRate:
         self._mark: float | None = None
         self._batches = 0
         self._actual_s = self._predicted_s = 0.0
-        self._tokens = self._padded_tokens = 1.0
+        self._work = self._padded_work = self._padded_tokens = 1.0
 
     @property
     def is_known(self) -> bool:
@@ -70,13 +71,14 @@ class DrainRate:
 
         The time between two batches counts only if all cores had work throughout.
         """
-        self._tokens = DECAY * self._tokens + batch.tokens
+        self._work = DECAY * self._work + batch.work
+        self._padded_work = DECAY * self._padded_work + batch.padded_work
         self._padded_tokens = DECAY * self._padded_tokens + batch.padded_tokens
         if self._mark is not None and cores:
-            seconds = batch.facts.cost.seconds(batch.padded_tokens)
+            seconds = batch.facts.cost.seconds(batch.padded_work)
             if batch.is_full:  # charge its share of a predicted full batch
-                most = self._full_batch_tokens(batch.facts, batch.padded_tokens / batch.items)
-                seconds = batch.padded_tokens * batch.facts.cost.seconds(round(most)) / most
+                most = self._full_batch_work(batch.facts, batch.padded_work / batch.items)
+                seconds = batch.padded_work * batch.facts.cost.seconds(round(most)) / most
             self._actual_s = DECAY * self._actual_s + (now - self._mark) * cores
             self._predicted_s = DECAY * self._predicted_s + seconds
             self._batches += 1
@@ -86,14 +88,14 @@ class DrainRate:
         """Record that a batch ended without a result: the time until the next one says nothing of the pace."""
         self._mark = None
 
-    def predict(self, tokens: float, items: float, replicas: Iterable[EngineFacts]) -> DrainTime:
-        """Predict how long these replicas together need for `tokens` tokens in `items` items."""
-        padding = self._padded_tokens / self._tokens
-        each = padding * tokens / max(items, 1.0)
+    def predict(self, work: float, items: float, replicas: Iterable[EngineFacts]) -> DrainTime:
+        """Predict how long these replicas together need for `work` in `items` items."""
+        padding = self._padded_work / self._work
+        each = padding * work / max(items, 1.0)
         rate = least = most = 0.0
         cores = 0
         for facts in replicas:
-            batch = min(self._full_batch_tokens(facts, each), padding * tokens)
+            batch = min(self._full_batch_work(facts, each), padding * work)
             seconds = facts.cost.seconds(round(batch))
             least = min(least, seconds) if least else seconds
             most = max(most, seconds)
@@ -101,15 +103,16 @@ class DrainRate:
             rate += facts.cores * batch / padding / max(seconds, 1e-9)
         if not rate:
             return DrainTime(0.0, 0.0, 0.0)
-        seconds = last = max(tokens / rate, least)
-        batches = tokens / rate * cores / max(most, 1e-9)
+        seconds = last = max(work / rate, least)
+        batches = work / rate * cores / max(most, 1e-9)
         if batches > 1.0 + ROUNDING:
             last = (ceil(batches - ROUNDING) + cores - 1) * most / cores
         return DrainTime(seconds * self.pace, last * self.pace, most * self.pace)
 
-    def _full_batch_tokens(self, facts: EngineFacts, each: float) -> float:
-        """Padded tokens of a full batch whose items have `each` padded tokens."""
+    def _full_batch_work(self, facts: EngineFacts, each: float) -> float:
+        """Work of a full batch whose items have the work `each`, with padding."""
         limits = self._limits
         most: float = min(limits.max_batch_tokens, facts.max_batch_tokens or limits.max_batch_tokens)
+        most *= self._padded_work / self._padded_tokens
         most = min(most, each * min(limits.max_batch_size, facts.max_batch_size))
         return max(min(most, longest_batch_tokens(limits, facts.cost)), each, 1.0)

@@ -61,6 +61,9 @@ logger = logging.getLogger("shoal.core")
 
 _batch_ids = count(1)
 
+MOST_ATTENTION = 1.5
+"""Ratio of a batch's work to its tokens above which it does not count for the efficient size of batches."""
+
 _NOTHING = Prepared(tensors={}, cost=0, group=(), outputs=(), tokens=0)
 
 
@@ -68,8 +71,8 @@ class _InFlightBatch(msgspec.Struct, eq=False):
     """One batch on one replica; `facts` are the replica's when the batch started, `retries` those of the failed batch
     that it is a part of (None: of none).
 
-    `padded_tokens` is set when the engine is called. Set when the call returns: `seconds`, its duration; `own_seconds`,
-    that duration without the wait behind another batch.
+    `padded_tokens` and `work` are set when the engine is called. Set when the call returns: `seconds`, its duration;
+    `own_seconds`, that duration without the wait behind another batch.
     """
 
     id: int
@@ -82,6 +85,7 @@ class _InFlightBatch(msgspec.Struct, eq=False):
     facts: EngineFacts
     task: asyncio.Task[None] | None = None
     padded_tokens: int = 0
+    work: float = 0.0
     seconds: float = 0.0
     own_seconds: float = 0.0
     finish_seconds: float = 0.0
@@ -136,7 +140,9 @@ class Lane:
         self.failure: InternalError | None = None
         self._observer = observer or Observer()
         self._clock = clock
-        self._planner: Planner[Item] = Planner(options.limits, engines[0].facts.length_buckets)
+        facts = engines[0].facts
+        self._cost = facts.cost  # only for its `work`, which depends on the model alone
+        self._planner: Planner[Item] = Planner(options.limits, facts.length_buckets, facts.cost.attention)
         self._preparer = Preparer(pipeline, threads, self._accept_prepared, self._count_held_items)
         self._parts: deque[_BatchPart] = deque()
         self._coalescer = Coalescer()
@@ -185,23 +191,30 @@ class Lane:
         items = task.items
         traffic = classify_traffic(ctx, len(items))
         estimates = [self.pipeline.estimate(item) for item in items]
-        permit = self.admission.admit(ctx.client, traffic, len(items), sum(estimates), ctx.deadline)
+        work = self._count_work(estimates) if self._cost.attention else sum(estimates)
+        permit = self.admission.admit(ctx.client, traffic, len(items), work, ctx.deadline)
         request = RequestState(task, items, ctx, traffic=traffic, arrived=self._clock(), estimates=estimates)
         self._requests.add(request)
         if ctx.deadline < self._next_expiry:
             self._schedule_expiry(ctx.deadline)
         self._preparer.add(request)
-        tokens: int | None = None
+        true_work: int | None = None
         try:
             result = await request.future
-            tokens = sum(result.tokens)
+            true_work = self._count_work(result.tokens) if self._cost.attention else sum(result.tokens)
             return result
         finally:
             self._requests.discard(request)
             if request.items:
                 self._withdraw(request)
-            self.admission.release(permit, tokens)
+            self.admission.release(permit, true_work)
             del request  # its error references this frame: together they would form a cycle
+
+    def _count_work(self, lengths: Sequence[int]) -> int:
+        """Return the work of texts of these lengths. Those that will be cut or rejected may be estimated at millions of
+        tokens, whose square says nothing."""
+        longest = self.options.limits.max_batch_tokens
+        return round(sum([self._cost.work(length, min(length, longest)) for length in lengths]))
 
     async def aclose(self) -> None:
         """Fail waiting requests, cancel engine calls and close the engines; a second call has no effect."""
@@ -349,7 +362,12 @@ class Lane:
         share = max(1, sum(map(Replica.idle_cores, free))) if self._planner.items > 1 else 1
         facts = replica.facts
         decision, late = self._planner.take(
-            facts, now, share=share, behind=replica.backlog_s(now), replicas=len(self.replicas)
+            facts,
+            now,
+            share=share,
+            behind=replica.backlog_s(now),
+            replicas=len(self.replicas),
+            last_slot=bool(self._in_flight) and len(free) == 1 and self._is_last_slot(replica),
         )
         for item in late:
             self._coalescer.forget(item)
@@ -364,6 +382,11 @@ class Lane:
             self._merge_duplicate(item, duplicate)
         self._launch(replica, facts, items, decision.flush)
         return True
+
+    def _is_last_slot(self, replica: Replica) -> bool:
+        """Whether the only free replica has one free slot, and all batches in flight are long."""
+        longest = self.options.limits.max_batch_ms / 1000
+        return replica.free_slots() == 1 and all(run.lease.seconds > longest for run in self._in_flight)
 
     def _launch_part(self, free: Sequence[Replica], now: float) -> bool:
         """Run the first part of a failed batch that a free replica may take; returns whether there was one."""
@@ -404,7 +427,7 @@ class Lane:
         self, replica: Replica, facts: EngineFacts, items: list[Item], flush: str, retries: RetryState | None = None
     ) -> None:
         now = self._clock()
-        lease = replica.start(now, facts.cost.seconds(sum([item.cost for item in items])))
+        lease = replica.start(now, facts.cost.seconds(sum([item.work for item in items])))
         run = _InFlightBatch(next(_batch_ids), items, replica, flush, retries, now, lease, facts)
         for item in items:
             self._mark_dispatched(item)
@@ -455,6 +478,9 @@ class Lane:
             if facts.pads_batches
             else sum([item.cost for item in prepared])
         )
+        run.work = run.padded_tokens
+        if facts.cost.attention:
+            run.work = facts.cost.work(run.padded_tokens, max([item.cost for item in prepared]))
         started = self._clock()
         outputs = await engine.infer(
             inputs, output_names, prepared[0].params, max([item.deadline for item in run.items])
@@ -476,17 +502,17 @@ class Lane:
         self._release(run)
         self._pump()
         now, items = self._clock(), run.items
-        tokens = sum([item.cost for item in items])
-        batch = FinishedBatch(run.facts, len(items), tokens, run.padded_tokens, run.flush == "full")
+        work = sum([item.work for item in items])
+        batch = FinishedBatch(run.facts, len(items), work, run.work, run.padded_tokens, run.flush == "full")
         serving = self.replicas.serving_replicas(now)
         cores = sum([replica.cores for replica in serving])
         self._drain.record_batch(now, batch, cores, saturated=not any(map(Replica.idle_cores, serving)))
 
-    def _predict_drain(self, tokens: float, items: float) -> DrainTime | None:
+    def _predict_drain(self, work: float, items: float) -> DrainTime | None:
         if not self._drain.is_known:
             return None
         replicas = [each.facts for each in self.replicas.serving_replicas(self._clock())]
-        return self._drain.predict(tokens, items, replicas)
+        return self._drain.predict(work, items, replicas)
 
     def _finish_rows(self, outputs: Tensors, prepared: list[Prepared]) -> Sequence[Row | CountedRow | ShoalError]:
         try:
@@ -507,7 +533,9 @@ class Lane:
         return rows
 
     def _learn(self, run: _InFlightBatch) -> None:
-        run.replica.record_batch(run.padded_tokens, run.own_seconds, saturated=run.lease.saturated)
+        # The curve compares sizes of batches, which long texts would blur: their work is less exact.
+        comparable = run.work <= MOST_ATTENTION * run.padded_tokens
+        run.replica.record_batch(run.work, run.own_seconds, saturated=run.lease.saturated and comparable)
         self.replicas.retry_budget.earn()
         self._report(run, run.padded_tokens, run.seconds, None)
 
@@ -555,7 +583,7 @@ class Lane:
         if isinstance(error, OutOfMemory):
             run.replica.shrink(sum(item.cost for item in run.items))
         if isinstance(error, DeadlineExceeded):
-            run.replica.record_timeout(run.padded_tokens, self._clock() - max(run.started, run.lease.started))
+            run.replica.record_timeout(run.work, self._clock() - max(run.started, run.lease.started))
             self._pass_slot_on(run)
         if not items:
             return

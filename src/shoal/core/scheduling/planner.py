@@ -1,7 +1,7 @@
 """Pick the next batch of a lane. Pure: the caller passes the time, and nothing waits.
 
 Fairness is start-time fair queueing over three levels, class, client and request (Goyal, Vin and Cheng 1996). Every
-flow has a virtual time: the tokens served to it divided by its weight. The smallest goes first. A new flow starts at
+flow has a virtual time: the work served to it divided by its weight. The smallest goes first. A new flow starts at
 its parent's virtual time, so idle flows accumulate no credit. This gives the shares of deficit round robin in
 O(log flows) per item. A batch may serve a flow ahead of its turn: its virtual time advances all the same.
 """
@@ -59,7 +59,8 @@ LOOK_AGAIN_S = 0.05
 
 
 class Entry(msgspec.Struct, eq=False):
-    """One item in the queue. `cost` is in tokens; `runs_alone` keeps a possibly bad item out of batches with others."""
+    """One item in the queue. `cost` is in tokens; `runs_alone` keeps a possibly bad item out of batches with others.
+    The planner sets `work`, that of the item alone (`CostModel.work`)."""
 
     cost: int
     group: Hashable
@@ -71,6 +72,7 @@ class Entry(msgspec.Struct, eq=False):
     runs_alone: bool = False
     queued: bool = False
     sequence: int = 0
+    work: float = 0.0
 
 
 E = TypeVar("E", bound=Entry)
@@ -88,7 +90,7 @@ class Limits:
 
 
 def longest_batch_tokens(limits: Limits, cost: CostModel, delay: float = 0.0) -> float:
-    """Return the maximum padded tokens of a batch, where the queue takes `delay` seconds.
+    """Return the maximum work of a batch, where the queue takes `delay` seconds.
 
     A batch may take `max_batch_ms`, or longer where a larger one is worth it: up to the size at which the engine is
     efficient, as long as its tokens take at most `PATIENCE` times that, or a fraction of the delay that the queue has
@@ -163,11 +165,11 @@ class _Branch(Generic[E]):
         self.heap: list[tuple[float, int, _Branch[E] | _Flow[E]]] = []
         self.skipped: list[tuple[float, int, _Branch[E] | _Flow[E]]] = []
 
-    def charge_top(self, tokens: float, sequence: int) -> None:
-        """Advance the virtual time of the top child, which was served `tokens`."""
+    def charge_top(self, work: float, sequence: int) -> None:
+        """Advance the virtual time of the top child, which was served `work`."""
         vtime, _, child = self.heap[0]
         self.floor = max(self.floor, vtime)
-        child.vtime = vtime + tokens
+        child.vtime = vtime + work
         heapq.heapreplace(self.heap, (child.vtime, sequence, child))
 
     def drop_top(self) -> None:
@@ -175,12 +177,12 @@ class _Branch(Generic[E]):
         self.floor = max(self.floor, vtime)
         del self.children[child.key]
 
-    def set_top_aside(self, tokens: float = 0) -> None:
-        """Skip the top child until `restore`, charging it the `tokens` it was served."""
+    def set_top_aside(self, work: float = 0.0) -> None:
+        """Skip the top child until `restore`, charging it the `work` it was served."""
         vtime, sequence, child = heapq.heappop(self.heap)
-        if tokens:
+        if work:
             self.floor = max(self.floor, vtime)
-        child.vtime = vtime + tokens
+        child.vtime = vtime + work
         self.skipped.append((child.vtime, sequence, child))
 
     def restore(self) -> None:
@@ -199,11 +201,11 @@ class _Class(Generic[E]):
     last_served: float = 0.0
     since: float = 0.0
     items: int = 0
-    tokens: int = 0
+    work: float = 0.0
 
 
 class _Draft(msgspec.Struct, Generic[E]):
-    """The batch being filled. `longest`: padded tokens that its duration allows. `waste`: padding by bucket length."""
+    """The batch being filled. `longest`: work that its duration allows. `waste`: padding tokens by bucket length."""
 
     facts: EngineFacts
     limits: Limits
@@ -211,26 +213,31 @@ class _Draft(msgspec.Struct, Generic[E]):
     entries: list[E] = msgspec.field(default_factory=list)
     length: int = 0
     tokens: int = 0
+    work: float = 0.0
     waste: dict[int, int] = msgspec.field(default_factory=dict)
     limited: bool = False
     is_full: bool = False
 
-    def fits(self, cost: int, length: int) -> bool:
+    def fits(self, entry: E, length: int) -> bool:
         """Whether one more item keeps a non-empty batch within every limit; a negative answer sets `limited`."""
         facts = self.facts
         size = len(self.entries) + 1
-        tokens = self.tokens + cost
+        tokens, work = self.tokens + entry.cost, self.work + entry.work
         if facts.pads_batches:
-            tokens = round_up(size, facts.size_buckets) * max(length, self.length)
+            longest = max(length, self.length)
+            tokens = round_up(size, facts.size_buckets) * longest
+            work = facts.cost.work(tokens, longest) if facts.cost.attention else tokens
         most = min(self.limits.max_batch_tokens, facts.max_batch_tokens or self.limits.max_batch_tokens)
-        inside = size <= min(self.limits.max_batch_size, facts.max_batch_size) and tokens <= min(most, self.longest)
+        inside = size <= min(self.limits.max_batch_size, facts.max_batch_size) and tokens <= most
+        inside = inside and work <= self.longest
         self.limited = self.limited or not inside
         return inside
 
     def worth(self, length: int) -> bool:
         """Whether padding items of this bucket costs less than the call that it saves."""
         cost = self.facts.cost
-        return (self.waste.get(length, 0) + self._padding(length)) * cost.per_token < cost.fixed
+        padding = self.waste.get(length, 0) + self._padding(length)
+        return cost.work(padding, max(length, self.length)) * cost.per_token < cost.fixed
 
     def add(self, entry: E, length: int) -> None:
         if padding := self._padding(length):
@@ -238,9 +245,10 @@ class _Draft(msgspec.Struct, Generic[E]):
         self.entries.append(entry)
         self.length = max(self.length, length)
         self.tokens += entry.cost
+        self.work += entry.work
 
     def is_closed(self, portion: float) -> bool:
-        return self.is_full or (bool(self.entries) and (self.entries[0].runs_alone or self.tokens >= portion))
+        return self.is_full or (bool(self.entries) and (self.entries[0].runs_alone or self.work >= portion))
 
     def _padding(self, length: int) -> int:
         """Padding tokens that an item of this length adds: to its own row, or to all others if it is the longest."""
@@ -252,11 +260,13 @@ class _Draft(msgspec.Struct, Generic[E]):
 class Planner(Generic[E]):
     """The queue of one lane, which picks the next batch. Not thread-safe; the caller passes the time as `now`.
 
-    An entry that arrives at an empty queue is `_single_entry`, outside of any flow, until another one arrives.
+    `attention` is that of the lane's model (see CostModel). An entry that arrives at an empty queue is `_single_entry`,
+    outside of any flow, until another one arrives.
     """
 
-    def __init__(self, limits: Limits, length_buckets: Sequence[int] = ()) -> None:
+    def __init__(self, limits: Limits, length_buckets: Sequence[int] = (), attention: float = 0.0) -> None:
         self.limits = limits
+        self._cost = CostModel(attention=attention)  # only for its `work`
         self.items = 0
         self.tokens = 0
         self._buckets = tuple(length_buckets)
@@ -268,6 +278,7 @@ class Planner(Generic[E]):
         self._interactive_seen = NEVER
         self._skipping_branches: list[_Branch[E]] = []
         self._single_entry: E | None = None
+        self._keeps_slot = False
 
     def add(self, entry: E, now: float) -> None:
         """Queue one entry until it is taken or discarded."""
@@ -277,8 +288,9 @@ class Planner(Generic[E]):
         if not lane.items:
             lane.since = now
             lane.vtime = max(lane.vtime, self._virtual_now())
+        entry.work = self._cost.work(entry.cost, entry.cost) if self._cost.attention else entry.cost
         lane.items += 1
-        lane.tokens += entry.cost
+        lane.work += entry.work
         if self.items:
             if self._single_entry is not None:
                 self._enter_flow(self._single_entry)
@@ -303,13 +315,21 @@ class Planner(Generic[E]):
             self._remove(entry)
 
     def take(
-        self, facts: EngineFacts, now: float, *, share: int = 1, behind: float = 0.0, replicas: int = 1
+        self,
+        facts: EngineFacts,
+        now: float,
+        *,
+        share: int = 1,
+        behind: float = 0.0,
+        replicas: int = 1,
+        last_slot: bool = False,
     ) -> tuple[Batch[E] | Wait, list[E]]:
         """Return the next batch for a free slot of a replica with these facts, and the entries that cannot meet their
         deadline, which leave the queue without a call.
 
         `share` > 1 splits the queue over that many slots, which are free now and compute in parallel. A batch that
-        starts now waits `behind` seconds on the replica, one of `replicas` that serve the queue.
+        starts now waits `behind` seconds on the replica, one of `replicas` that serve the queue. `last_slot`: all
+        other slots have long batches, so this one is kept from long bulk items while interactive ones arrive.
         """
         expired: list[E] = []
         if not self.items:
@@ -317,11 +337,14 @@ class Planner(Generic[E]):
         until = self._arrivals[0].arrived + self.limits.max_wait_time_ms / 1000
         if now < until and self.items < self._max_items(facts) and self.tokens < self.limits.max_batch_tokens:
             return Wait(until), expired
+        self._keeps_slot = last_slot
         if self._single_entry is not None:
+            if last_slot and self._must_wait(self._single_entry, facts.cost, now):
+                return Wait(now + LOOK_AGAIN_S), expired
             return self._take_lone(self._single_entry, facts, now, behind)
         draft = self._fill(facts, now, share, behind, replicas, expired)
         if draft is None:
-            # Every examined entry has expired. If others remain, nothing else would wake the lane.
+            # Every examined entry has expired or has to wait. If others remain, nothing else would wake the lane.
             return Wait(now + LOOK_AGAIN_S if self.items else None), expired
         full = draft.limited or len(draft.entries) == self._max_items(facts)
         flush = "full" if full else "age" if self.limits.max_wait_time_ms else "idle"
@@ -331,9 +354,9 @@ class Planner(Generic[E]):
         """Take the only entry, as `_fill` would: on an idle replica it runs unless its deadline has passed."""
         lane = self._classes[entry.traffic]
         self._remove(entry)
-        lane.vtime += entry.cost / lane.weight
+        lane.vtime += entry.work / lane.weight
         lane.last_served = now
-        if entry.deadline <= now or (behind and entry.deadline < now + behind + facts.cost.seconds(entry.cost)):
+        if entry.deadline <= now or (behind and entry.deadline < now + behind + facts.cost.seconds(entry.work)):
             return Wait(None), [entry]
         full = self.limits.max_batch_size == 1 or facts.max_batch_size == 1
         flush = "full" if full else "age" if self.limits.max_wait_time_ms else "idle"
@@ -344,7 +367,8 @@ class Planner(Generic[E]):
     ) -> _Draft[E] | None:
         draft: _Draft[E] = _Draft(facts, self.limits)
         worthwhile = LEAST_PART * facts.cost.fixed / max(facts.cost.per_token, 1e-9)
-        portion = max(-(-self.tokens // share), worthwhile) if share > 1 else self.tokens
+        queued = self._queued_work()
+        portion = max(queued / share, worthwhile) if share > 1 else queued
         looked = 0
         hasty: list[E] = []
         for name in self._class_order(now):
@@ -353,7 +377,7 @@ class Planner(Generic[E]):
             while lane.root.heap and looked < SCAN_LIMIT and not draft.is_closed(portion):
                 client, flow = self._top(lane.root)
                 key = self._match(flow, draft)
-                if key is None:
+                if key is None or (self._keeps_slot and self._must_wait(flow.queues[key][0], facts.cost, now)):
                     # An empty flow costs one pop and is removed. If it counted toward the scan limit, many callers who
                     # left would hide the requests behind them.
                     looked += bool(flow.queues)
@@ -389,7 +413,7 @@ class Planner(Generic[E]):
         same = flow.head(own)
         if same is not None:
             # An item that does not fit without padding does not fit with it either, so no other flow is searched.
-            draft.is_full = not draft.fits(same.cost, draft.length)
+            draft.is_full = not draft.fits(same, draft.length)
             return None if draft.is_full else own
         best: tuple[Hashable, int] | None = None
         distance = 0
@@ -398,7 +422,7 @@ class Planner(Generic[E]):
                 continue
             length = round_up(entry.cost, draft.facts.length_buckets)
             apart = abs(length - draft.length)
-            if (best is None or apart < distance) and draft.worth(length) and draft.fits(entry.cost, length):
+            if (best is None or apart < distance) and draft.worth(length) and draft.fits(entry, length):
                 best, distance = key, apart
         return best
 
@@ -407,22 +431,22 @@ class Planner(Generic[E]):
         queue = flow.queues[key]
         entry = queue.pop(0)
         self._remove(entry)
-        lane.vtime += entry.cost / lane.weight
+        lane.vtime += entry.work / lane.weight
         if queue:
             flow.head(key)
         else:
             del flow.queues[key]
         if flow.queues:
-            client.charge_top(entry.cost, next(self._sequence))
+            client.charge_top(entry.work, next(self._sequence))
         else:
             client.drop_top()
         if not client.children:
             lane.root.drop_top()
         elif client.heap:
-            lane.root.charge_top(entry.cost, next(self._sequence))
+            lane.root.charge_top(entry.work, next(self._sequence))
         else:
             self._skipping_branches.append(lane.root)
-            lane.root.set_top_aside(entry.cost)
+            lane.root.set_top_aside(entry.work)
         return entry
 
     def _pass_over(self, root: _Branch[E], client: _Branch[E], flow: _Flow[E]) -> None:
@@ -457,7 +481,7 @@ class Planner(Generic[E]):
         if draft.entries:
             return cost.tokens_within(max(seconds, cost.fixed * 2))
         # An interactive item that arrives does not wait for queued bulk items, only for their batches.
-        delay = cost.seconds(self._classes[name].tokens) / (facts.cores * replicas) if name == "interactive" else 0.0
+        delay = cost.seconds(self._classes[name].work) / (facts.cores * replicas) if name == "interactive" else 0.0
         return longest_batch_tokens(self.limits, cost, delay)
 
     def _predict_seconds(self, facts: EngineFacts, draft: _Draft[E], entry: E) -> float:
@@ -466,8 +490,21 @@ class Planner(Generic[E]):
         A smaller batch that meets its deadline is not considered: batches would shrink under overload.
         """
         cost = facts.cost
-        queued = min(draft.tokens + entry.cost + self.tokens, entry.cost * self._max_items(facts))
-        return cost.seconds(max(min(draft.longest, queued), entry.cost))
+        queued = min(draft.work + entry.work + self._queued_work(), entry.work * self._max_items(facts))
+        return cost.seconds(max(min(draft.longest, queued), entry.work))
+
+    def _must_wait(self, entry: E, cost: CostModel, now: float) -> bool:
+        """Whether a long bulk item has to leave the last slot to interactive items, the last of which arrived less than
+        the item's own time ago. Otherwise each of these would wait for the end of a text that cannot be split."""
+        seconds = cost.seconds(entry.work)
+        return (
+            entry.traffic == "bulk"
+            and seconds * 1000 > self.limits.max_batch_ms
+            and now - self._interactive_seen < max(seconds, INTERACTIVE_MEMORY_S)
+        )
+
+    def _queued_work(self) -> float:
+        return sum([lane.work for lane in self._classes.values()])
 
     def _class_order(self, now: float) -> list[TrafficClass]:
         """Return the classes by virtual time; a class not served for `max_age_ms` goes first.
@@ -527,7 +564,7 @@ class Planner(Generic[E]):
         self.tokens -= entry.cost
         lane = self._classes[entry.traffic]
         lane.items -= 1
-        lane.tokens -= entry.cost
+        lane.work = lane.work - entry.work if lane.items else 0.0  # rounding must not add up
         while self._arrivals and not self._arrivals[0].queued:
             self._arrivals.popleft()
 

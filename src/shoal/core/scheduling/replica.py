@@ -89,6 +89,9 @@ class Replica:
         """Maximum batches in flight: one while batches have to run alone."""
         return 1 if self._suspects else self._engine_facts.slots
 
+    def free_slots(self) -> int:
+        return self._slots() - len(self._leases)
+
     def is_free(self, now: float) -> bool:
         return len(self._leases) < self._slots() and now >= self._paused_until and self.is_usable(now)
 
@@ -134,25 +137,25 @@ class Replica:
             if each.waits_for_core:
                 each.started, each.waits_for_core = now, False
 
-    def record_batch(self, tokens: int, seconds: float, *, saturated: bool = False) -> None:
+    def record_batch(self, work: float, seconds: float, *, saturated: bool = False) -> None:
         """Record a successful batch: learn its cost and reset the ejection state.
 
         `seconds` excludes the wait behind another batch. Included, it would look like an expensive call, for which the
         planner makes larger batches, which in turn lengthen the next wait.
         """
-        self._cost.observe(tokens, seconds, saturated=saturated)
+        self._cost.observe(work, seconds, saturated=saturated)
         self._facts = None
         self.ejection.record_success()
         self._unreachable_until = 0.0
 
-    def record_timeout(self, tokens: int, seconds: float) -> None:
+    def record_timeout(self, work: float, seconds: float) -> None:
         """Record a batch that ended unfinished after `seconds`, at its deadline.
 
         If that is longer than predicted, learn that such a batch takes longer still: where every batch ended this way,
         a prediction that is too short would never be corrected.
         """
-        if tokens and seconds > self.facts.cost.seconds(tokens):
-            self._cost.observe(tokens, seconds * TIMEOUT_FACTOR)
+        if work and seconds > self.facts.cost.seconds(work):
+            self._cost.observe(work, seconds * TIMEOUT_FACTOR)
             self._facts = None
 
     def record_crash(self, items: int) -> None:

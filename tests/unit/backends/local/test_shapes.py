@@ -28,6 +28,22 @@ def test_a_ladder_ends_at_its_last_and_wastes_little(first: int, step: int, last
     assert all(low < high <= max(low * (1 + 1 / parts), low + step) for low, high in pairwise(rungs))
 
 
+def test_long_texts_are_padded_by_less_than_64_tokens() -> None:
+    lengths = length_buckets(8192)
+    assert lengths[-1] == 8192
+    assert max(high - low for low, high in pairwise(lengths)) == 64
+    assert len(lengths) < 170
+
+
+def test_the_fit_counts_the_work_of_attention() -> None:
+    """Times of an engine whose attention is quadratic are on one line."""
+    warm = WarmUp([Shape(1, 8), Shape(1, 64), Shape(4, 512)], 10.0, 1 / 1000)
+    while (shape := warm.next()) is not None:
+        warm.record(shape, [1.0, 0.001 + 0.0001 * shape.tokens * (1 + shape.length / 1000)])
+    assert warm.cost.fixed == pytest.approx(0.001)
+    assert warm.cost.seconds(warm.cost.work(8192, 8192)) == pytest.approx(0.001 + 0.8192 * 9.192)
+
+
 def test_shapes_come_cheapest_first_within_the_limit() -> None:
     """All pairs of size and length within the token limit are listed, fewest tokens first."""
     found = shapes((8, 16), (1, 2, 4), 32)

@@ -14,14 +14,15 @@ FACTS = EngineFacts(name="a", inputs=(), outputs=(), cost=COST, max_batch_size=1
 
 def drained(rate: DrainRate, seconds: float, *, items: int = 4, padding: float = 1.0, full: bool = False) -> None:
     """Run batches of texts of 50 tokens one after the other, each ending after so many seconds."""
-    batch = FinishedBatch(FACTS, items, 50 * items, round(50 * items * padding), full)
+    padded = round(50 * items * padding)
+    batch = FinishedBatch(FACTS, items, 50 * items, padded, padded, full)
     for number in range(60):
         rate.record_batch(seconds * number, batch, 1, saturated=True)
 
 
 def test_nothing_is_known_before_some_batches_ended_under_load() -> None:
     rate = DrainRate(Limits())
-    batch = FinishedBatch(FACTS, 1, 50, 50, False)
+    batch = FinishedBatch(FACTS, 1, 50, 50, 50, False)
     for number in range(10):
         rate.record_batch(float(number), batch, 1, saturated=False)
     assert not rate.is_known

@@ -90,7 +90,7 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
         ports,
         Lanes(slots),
         max_length=options.max_length,
-        warm=WarmUp([shape for shape in plan if is_probe(shape)], options.max_batch_ms / 1e3),
+        warm=WarmUp([shape for shape in plan if is_probe(shape)], options.max_batch_ms / 1e3, options.attention),
         rebuild=rebuild if device.cuda else None,
         end=end,
     )
