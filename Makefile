@@ -137,6 +137,7 @@ bench: setup $(PARITY)/.installed
 	@command -v wrk >/dev/null || { echo "bench needs wrk: apt-get install wrk"; exit 1; }
 	$(BIN)/python bench/throughput.py $(ARGS)
 	$(BIN)/python bench/efficiency.py $(ARGS)
+	$(BIN)/python bench/long_texts.py $(ARGS)
 	$(BIN)/python bench/fairness.py $(ARGS)
 	$(BIN)/python bench/memory.py $(ARGS)
 	$(BIN)/python bench/images.py $(ARGS)

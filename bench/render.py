@@ -10,6 +10,7 @@ RESULTS = Path(__file__).parent / "results"
 ORDER = (
     "throughput",
     "efficiency",
+    "long_texts",
     "peers",
     "versus_st",
     "parity",
