@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -51,7 +52,9 @@ class ChildProcess:
 
     async def wait(self) -> int:
         """Return its exit code as soon as it has ended."""
-        while (code := self.returncode) is None:  # noqa: ASYNC110 - there is no event to wait for
+        if self.returncode is None:
+            await _wait_for_end(self.pid)
+        while (code := self.returncode) is None:  # noqa: ASYNC110 - without pidfds there is no event to wait for
             await asyncio.sleep(POLL_S)
         return code
 
@@ -70,3 +73,19 @@ class ChildProcess:
             yield reader
         finally:
             transport.close()
+
+
+async def _wait_for_end(pid: int) -> None:
+    """Return when the process has ended and is not reaped yet; at once where the system has no pidfds."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not Linux, or a sandbox without the call
+        return
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)

@@ -56,6 +56,30 @@ async def test_its_output_and_exit_code() -> None:
     assert process.returncode == 1
 
 
+@pytest.mark.parametrize("pidfds", [True, False], ids=["pidfd", "polling"])
+async def test_all_who_wait_learn_of_its_end(pidfds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are canceled do not; no descriptor is left."""
+
+    def refuse(pid: int) -> int:
+        raise PermissionError("seccomp")
+
+    if not pidfds:
+        monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
+    process = ChildProcess(["/bin/sleep", "60"])
+    descriptors = count_descriptors()
+    waiting = [asyncio.create_task(process.wait()) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    waiting[0].cancel()
+    process.terminate()
+    assert await asyncio.gather(*waiting[1:]) == [-signal.SIGTERM] * 2
+    assert waiting[0].cancelled()
+    assert count_descriptors() == descriptors
+
+
+def count_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+
+
 async def test_output_that_others_hold_open() -> None:
     """Cancelling its reader closes the pipe."""
     read, write = os.pipe()
@@ -65,13 +89,13 @@ async def test_output_that_others_hold_open() -> None:
         async with process.open_output() as output:
             return await output.read()
 
-    descriptors = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+    descriptors = count_descriptors()
     reading = asyncio.create_task(collect())
     await asyncio.sleep(0.01)
     reading.cancel()
     await asyncio.wait([reading])
     await asyncio.sleep(0)
-    assert not descriptors or len(os.listdir("/proc/self/fd")) < descriptors
+    assert not descriptors or count_descriptors() < descriptors
     assert process.returncode is None
     process.terminate()
     assert await process.wait() == -signal.SIGTERM
