@@ -92,7 +92,7 @@ def main() -> None:
             )
         results[f"{precision}, {held}"] = json.loads(ran.stdout.splitlines()[-1])
         print(json.dumps(results[f"{precision}, {held}"]))
-    write(arguments.name, METHOD, results)
+        write(arguments.name, METHOD, results)
 
 
 if __name__ == "__main__":

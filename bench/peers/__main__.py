@@ -43,12 +43,11 @@ def main() -> None:
     results: dict[str, Any] = {"threads": threads(), "peers": {}}
     for name in arguments.contest or CONTESTS:
         results |= CONTESTS[name](field, arguments)
-    results["peers"] = field.states
-    results["installed"] = field.installed
+        results |= {"peers": field.states, "installed": field.installed}
+        if not arguments.no_write:  # each contest takes minutes: what is measured stays
+            write("peers", METHOD, results)
     for name, state in field.states.items():
         print(f"{name}: {state}")
-    if not arguments.no_write:
-        write("peers", METHOD, results)
 
 
 if __name__ == "__main__":

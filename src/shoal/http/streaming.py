@@ -92,6 +92,7 @@ class StreamBody(AsyncIterator[bytes]):
         self.failed = ""
         self._reader_waiter: asyncio.Future[None] | None = None  # wakes the reader when something is ready
         self._pump_waiter: asyncio.Future[None] | None = None  # wakes the pump when the buffer has room
+        self._pause_waiter: asyncio.Future[None] | None = None  # ends a pause between writes
         self._last_write = self._loop.time()
         self._interval_s = 0.0  # the first write is immediate
         self._heartbeat_due = False
@@ -118,7 +119,7 @@ class StreamBody(AsyncIterator[bytes]):
                     await self._wait_until_ready()
                 left = self._last_write + self._interval_s - self._loop.time()
                 if left > 0 and not self._has_ended:
-                    await asyncio.sleep(left)
+                    await self._pause(left)
                 piece = self._take_piece()
                 if piece:
                     self._last_write = self._loop.time()
@@ -173,6 +174,15 @@ class StreamBody(AsyncIterator[bytes]):
             self._reader_waiter = self._loop.create_future()
             await self._reader_waiter
 
+    async def _pause(self, seconds: float) -> None:
+        """Wait so long, or until the stream ends: its last chunks are not delayed."""
+        self._pause_waiter = self._loop.create_future()
+        timer = self._loop.call_later(seconds, _wake, self._pause_waiter)
+        try:
+            await self._pause_waiter
+        finally:
+            timer.cancel()
+
     async def _read(self, chunks: AsyncGenerator[Chunk]) -> None:
         """Read the chunks into the buffer, and close them in this task: a generator inside a timeout cannot be closed
         by another task."""
@@ -193,6 +203,7 @@ class StreamBody(AsyncIterator[bytes]):
         finally:
             self._has_ended = True
             _wake(self._reader_waiter)
+            _wake(self._pause_waiter)
 
     def _write(self, chunk: Chunk) -> bool:
         """Write a chunk if nothing is to be written before it and it is not too soon; return whether it is done."""

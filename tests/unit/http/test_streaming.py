@@ -207,6 +207,23 @@ async def test_the_end_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await anext(body) == b"<b>."
 
 
+async def test_the_end_interrupts_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that waits for its next write gets the rest at the end of the source."""
+    monkeypatch.setattr(streaming, "WRITE_INTERVAL_S", NEVER_S)
+    source = Source()
+    source.say("a")
+    body = await started(source)
+    await anext(body)
+    source.say("b")
+    waiting = asyncio.create_task(anext(body))
+    await run_loop()
+    assert not waiting.done()
+    source.say("c", None)
+    await run_loop()
+    assert waiting.done()
+    assert await waiting == b"<b><c>."
+
+
 @pytest.mark.parametrize(
     ("chunk", "limit"),
     [
