@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import asdf
-from harness import HERE, Server, check_lengths, home, medians, parser, phase, stored, write, wrk
-from triton_kit import Direct, Triton, model_repository
+from harness import HERE, Server, check_lengths, medians, parser, phase, stored, write, wrk
+from triton_kit import Direct, Triton, model_repository, open_options
 
-from shoal.backends.triton.server import TritonOptions, run_triton
+from shoal.backends.triton.server import run_triton
 from shoal.bench.machine import PACKAGES
 from shoal.bench.texts import Encoding
 
@@ -174,16 +174,7 @@ def measure(triton: Triton, repository: Path, arguments: Any) -> dict[str, Any]:
 
 async def run(arguments: Any) -> dict[str, Any]:
     with model_repository() as repository:
-        options = TritonOptions(
-            home=home(),
-            repository=repository,
-            load=("near_free",),
-            open_ports=True,
-            http_port=0,
-            grpc_port=0,
-            metrics_port=0,
-        )
-        async with run_triton(options) as server:
+        async with run_triton(open_options(repository, ["near_free"])) as server:
             return await asyncio.to_thread(measure, Triton(server), repository, arguments)
 
 

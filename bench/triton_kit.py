@@ -8,15 +8,15 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness import HERE
+from harness import HERE, home
 from peers.processes import tree_cpu_s
 
-from shoal.backends.triton.server import TritonServer
+from shoal.backends.triton.server import TritonOptions, TritonServer
 
 CONFIG = """
 name: "near_free"
@@ -36,6 +36,12 @@ def model_repository() -> Iterator[Path]:
         shutil.copyfile(HERE / "near_free.py", entry / "1" / "model.py")
         (entry / "config.pbtxt").write_text(CONFIG)
         yield Path(folder)
+
+
+def open_options(repository: Path, load: Sequence[str]) -> TritonOptions:
+    """Options of a server on free ports, which clients of these benchmarks and peers reach."""
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    return TritonOptions(home=home(), repository=repository, load=tuple(load), open_ports=True, **ports)
 
 
 class Triton:

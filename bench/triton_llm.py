@@ -14,10 +14,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness import HERE, Server, home, medians, parser, phase, write
-from triton_kit import Triton
+from harness import HERE, Server, medians, parser, phase, write
+from triton_kit import Triton, open_options
 
-from shoal.backends.triton.server import TritonOptions, run_triton
+from shoal.backends.triton.server import run_triton
 from shoal.bench.machine import PACKAGES
 
 METHOD = """
@@ -229,16 +229,7 @@ def measure(triton: Triton, arguments: Any) -> dict[str, Any]:
 
 async def run(arguments: Any) -> dict[str, Any]:
     with repository() as folder:
-        options = TritonOptions(
-            home=home(),
-            repository=folder,
-            load=tuple(MODELS),
-            open_ports=True,
-            http_port=0,
-            grpc_port=0,
-            metrics_port=0,
-        )
-        async with run_triton(options) as server:
+        async with run_triton(open_options(folder, list(MODELS))) as server:
             return await asyncio.to_thread(measure, Triton(server), arguments)
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
-from harness import Server, home, phase
-from triton_kit import model_repository
+from harness import Server, phase
+from triton_kit import model_repository, open_options
 
-from shoal.backends.triton.server import TritonOptions, run_triton
+from shoal.backends.triton.server import run_triton
 from shoal.bench.texts import Bodies, Texts
 
 from .contenders import Field, Turns, host_and_port, measure_load, post
@@ -36,16 +36,7 @@ def contest(field: Field, arguments: Any) -> dict[str, Any]:
 
 async def run(field: Field, peers: list[Peer], arguments: Any) -> dict[str, Any]:
     with model_repository() as repository:
-        options = TritonOptions(
-            home=home(),
-            repository=repository,
-            load=("near_free",),
-            http_port=0,
-            grpc_port=0,
-            metrics_port=0,
-            open_ports=True,
-        )
-        async with run_triton(options) as server:
+        async with run_triton(open_options(repository, ["near_free"])) as server:
             return await asyncio.to_thread(measure_all, field, peers, server.url, arguments)
 
 

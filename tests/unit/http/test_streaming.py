@@ -195,13 +195,19 @@ async def test_writes_are_spaced(monkeypatch: pytest.MonkeyPatch) -> None:
     await body.aclose()
 
 
-async def test_the_end_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the source has ended, nothing is delayed."""
+async def written_once(monkeypatch: pytest.MonkeyPatch) -> tuple[Source, StreamBody]:
+    """Return a source and its stream, which has just written and would pause for `NEVER_S`."""
     monkeypatch.setattr(streaming, "WRITE_INTERVAL_S", NEVER_S)
     source = Source()
     source.say("a")
     body = await started(source)
     await anext(body)
+    return source, body
+
+
+async def test_the_end_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the source has ended, nothing is delayed."""
+    source, body = await written_once(monkeypatch)
     source.say("b", None)
     await run_loop()
     assert await anext(body) == b"<b>."
@@ -209,11 +215,7 @@ async def test_the_end_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_the_end_interrupts_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that waits for its next write gets the rest at the end of the source."""
-    monkeypatch.setattr(streaming, "WRITE_INTERVAL_S", NEVER_S)
-    source = Source()
-    source.say("a")
-    body = await started(source)
-    await anext(body)
+    source, body = await written_once(monkeypatch)
     source.say("b")
     waiting = asyncio.create_task(anext(body))
     await run_loop()

@@ -269,6 +269,7 @@ class Planner(Generic[E]):
         self._cost = CostModel(attention=attention)  # only for its `work`
         self.items = 0
         self.tokens = 0
+        self._work = 0.0
         self._buckets = tuple(length_buckets)
         self._classes: dict[TrafficClass, _Class[E]] = {
             name: _Class(_Branch(name, 0.0), weight) for name, weight in WEIGHTS.items()
@@ -300,6 +301,7 @@ class Planner(Generic[E]):
             self._single_entry = entry
         self.items += 1
         self.tokens += entry.cost
+        self._work += entry.work
         self._arrivals.append(entry)
         if entry.traffic == "interactive" or self._interactive_seen == NEVER:
             self._interactive_seen = now  # a new lane counts as shared: it is chance who comes first
@@ -367,8 +369,7 @@ class Planner(Generic[E]):
     ) -> _Draft[E] | None:
         draft: _Draft[E] = _Draft(facts, self.limits)
         worthwhile = LEAST_PART * facts.cost.fixed / max(facts.cost.per_token, 1e-9)
-        queued = self._queued_work()
-        portion = max(queued / share, worthwhile) if share > 1 else queued
+        portion = max(self._work / share, worthwhile) if share > 1 else self._work
         looked = 0
         hasty: list[E] = []
         for name in self._class_order(now):
@@ -490,7 +491,7 @@ class Planner(Generic[E]):
         A smaller batch that meets its deadline is not considered: batches would shrink under overload.
         """
         cost = facts.cost
-        queued = min(draft.work + entry.work + self._queued_work(), entry.work * self._max_items(facts))
+        queued = min(draft.work + entry.work + self._work, entry.work * self._max_items(facts))
         return cost.seconds(max(min(draft.longest, queued), entry.work))
 
     def _must_wait(self, entry: E, cost: CostModel, now: float) -> bool:
@@ -502,9 +503,6 @@ class Planner(Generic[E]):
             and seconds * 1000 > self.limits.max_batch_ms
             and now - self._interactive_seen < max(seconds, INTERACTIVE_MEMORY_S)
         )
-
-    def _queued_work(self) -> float:
-        return sum([lane.work for lane in self._classes.values()])
 
     def _class_order(self, now: float) -> list[TrafficClass]:
         """Return the classes by virtual time; a class not served for `max_age_ms` goes first.
@@ -562,9 +560,10 @@ class Planner(Generic[E]):
             self._single_entry = None
         self.items -= 1
         self.tokens -= entry.cost
+        self._work = self._work - entry.work if self.items else 0.0  # rounding must not add up
         lane = self._classes[entry.traffic]
         lane.items -= 1
-        lane.work = lane.work - entry.work if lane.items else 0.0  # rounding must not add up
+        lane.work = lane.work - entry.work if lane.items else 0.0
         while self._arrivals and not self._arrivals[0].queued:
             self._arrivals.popleft()
 
