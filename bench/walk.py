@@ -6,7 +6,8 @@ comprehension, which newer versions of Python inline, is no call.
 
     python bench/walk.py                     one embedding of the embedded engine
     python bench/walk.py fake: --task chat   one token more of a streamed answer
-    python bench/walk.py fake: --task burst  bytecode instructions of one of 64 embeddings that arrive in one turn
+    python bench/walk.py fake: --task burst  bytecode instructions of one of 64 embeddings that arrive in one turn;
+                                             --texts 32: of a text of requests of so many
 
 A turn of the event loop is a link of the longest chain of callbacks in which each schedules the next; reading the
 socket is the first. A result from another thread begins a new chain, so that an engine in threads shows fewer turns
@@ -297,8 +298,9 @@ class Instructions:
         return self._count
 
 
-def count_instructions(address: str, **settings: str) -> tuple[Counter[str], set[int]]:
-    """The instructions of one of BURST embeddings that arrive in one turn, by function, and the sizes of the batches.
+def count_instructions(address: str, texts: int = 1, **settings: str) -> tuple[Counter[str], set[int]]:
+    """The instructions of BURST * BURSTS texts, by function, and the sizes of the batches. BURST texts at a time arrive
+    in one turn, as requests of `texts`.
 
     The loop is held until all of them are in its sockets. The first bursts connect and warm up.
     """
@@ -308,7 +310,7 @@ def count_instructions(address: str, **settings: str) -> tuple[Counter[str], set
     threading.settrace(counted)
     try:
         with serving(address, loop, **settings) as port:
-            clients = [http.client.HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(BURST)]
+            clients = [http.client.HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(BURST // texts)]
             model = _ask(clients[0], "GET", "/v1/models")["data"][0]["id"]
             for number in range(2 * BURSTS):
                 counted.is_on = False
@@ -316,7 +318,8 @@ def count_instructions(address: str, **settings: str) -> tuple[Counter[str], set
                 loop.call_soon_threadsafe(lambda held=is_held, go=go_on: (held.set(), go.wait()))
                 is_held.wait()
                 for at, client in enumerate(clients):
-                    body = {"model": model, "input": f"{WORDS} {number} {at}"}
+                    inputs = [f"{WORDS} {number} {at} {text}" for text in range(texts)]
+                    body = {"model": model, "input": inputs if texts > 1 else inputs[0]}
                     client.request("POST", "/v1/embeddings", json.dumps(body), {"content-type": "application/json"})
                 counted.is_on = number >= BURSTS
                 go_on.set()
@@ -350,6 +353,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("address", nargs="?", default="")
     parser.add_argument("--task", choices=["embed", "chat", "burst"], default="embed")
+    parser.add_argument("--texts", type=int, default=1, help="of a request of a burst")
     arguments = parser.parse_args()
     if arguments.task == "embed":
         walk = walk_embedding(arguments.address)
@@ -359,10 +363,10 @@ def main() -> None:
         print(", ".join(f"{count} {name}" for name, count in walk.callbacks.most_common()))
         print(f"{walk.calls} calls of {len(walk.functions)} functions in {len(walk.files)} files")
     elif arguments.task == "burst":
-        counts, sizes = count_instructions(arguments.address)
+        counts, sizes = count_instructions(arguments.address, arguments.texts)
         for place, count in counts.most_common(60):
             print(f"{count / BURST / BURSTS:8.1f}  {place}")
-        print(f"{counts.total() / BURST / BURSTS:.0f} instructions a request, in batches of {sorted(sizes)}")
+        print(f"{counts.total() / BURST / BURSTS:.0f} instructions a text, in batches of {sorted(sizes)}")
     else:
         few, many = walk_tokens(arguments.address)
         number = TOKENS[1] - TOKENS[0]

@@ -49,7 +49,7 @@ def test_a_burst_is_one_batch() -> None:
     command = [sys.executable, str(WALK), "fake:", "--task", "burst"]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     *_, last = ran.stdout.splitlines()
-    match = re.fullmatch(r"(\d+) instructions a request, in batches of \[64\]", last)
+    match = re.fullmatch(r"(\d+) instructions a text, in batches of \[64\]", last)
     assert match is not None, last
     if sys.version_info[:2] == (3, 11):
         assert 1000 < int(match[1]) <= MAX_INSTRUCTIONS, ran.stdout

@@ -50,12 +50,13 @@ class Coalescer:
                 run.append(item)
                 continue
             first = self._in_flight.setdefault(key, item)
-            others = [duplicate for duplicate in self._queued.pop(key, {}).values() if duplicate not in together]
+            queued = self._queued.pop(key, {})
             if first is item:
                 run.append(item)
             else:
-                others.append(item)
-            answered += [(duplicate, first) for duplicate in others]
+                answered.append((item, first))
+            if len(queued) > 1:  # otherwise only this item itself
+                answered += [(duplicate, first) for duplicate in queued.values() if duplicate not in together]
         return run, answered
 
     def forget(self, item: Item) -> None:
@@ -63,8 +64,8 @@ class Coalescer:
         key = item.prepared.key
         if self._in_flight.get(key) is item:
             del self._in_flight[key]
-        queue = self._queued.get(key, {})
-        if queue.get(item.request) is item:
-            del queue[item.request]
-            if not queue:
+        queued = self._queued.get(key)
+        if queued is not None and queued.get(item.request) is item:
+            del queued[item.request]
+            if not queued:
                 del self._queued[key]

@@ -239,6 +239,7 @@ class Lane:
 
     def _enqueue(self, outcomes: list[Outcome]) -> None:
         now, cache = self._clock(), self.options.cache
+        new: list[Item] = []
         for request, index, outcome in outcomes:
             if isinstance(outcome, ShoalError):
                 request.fail_at(index, outcome)
@@ -268,7 +269,12 @@ class Lane:
             )
             request.items[index] = item
             self._coalescer.add(item)
-            self._planner.add(item, now)
+            if new and new[0].request != item.request:
+                self._planner.add(new, now)
+                new = []
+            new.append(item)
+        if new:
+            self._planner.add(new, now)
 
     def _schedule_expiry(self, deadline: float) -> None:
         """Look for expired requests at `deadline`, the first one of all: one timer for a lane, since a timer a request
@@ -624,7 +630,7 @@ class Lane:
             if step == "singles":
                 item.runs_alone, item.traffic = True, "bulk"
             self._coalescer.add(item)
-            self._planner.add(item, now)
+            self._planner.add([item], now)
 
     def _fail_lane(self, error: Exception) -> None:
         logger.critical("the batcher of %s stopped", self.options.model, exc_info=error)

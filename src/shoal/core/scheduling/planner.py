@@ -13,11 +13,13 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Generic, TypeVar
+from typing import Generic
 
 import msgspec
 
 from shoal.core.protocols import CostModel, EngineFacts, round_up
+from shoal.core.scheduling.batch_draft import Draft
+from shoal.core.scheduling.fair_queue import Branch, E, Flow
 from shoal.types import TrafficClass
 
 WEIGHTS: dict[TrafficClass, int] = {"interactive": 8, "bulk": 1}
@@ -49,6 +51,10 @@ LEAST_PART = 4.0
 """Minimum size of the parts of a burst that is spread over free slots, in multiples of a call's fixed cost: a request
 with two short texts is one batch, not two."""
 
+BULK_RUN = 8
+"""Items of a bulk request that are served in one turn beside other requests: as many as an interactive request usually
+has. A turn costs the event loop more than the items do, and a request whose items are in fewer batches ends sooner."""
+
 SCAN_LIMIT = 256
 """Maximum flows examined per batch: bounds the work of `take` when a thousand flows have a thousand lengths."""
 
@@ -56,26 +62,6 @@ NEVER = float("-inf")
 
 LOOK_AGAIN_S = 0.05
 """Polling interval where no event signals a change."""
-
-
-class Entry(msgspec.Struct, eq=False):
-    """One item in the queue. `cost` is in tokens; `runs_alone` keeps a possibly bad item out of batches with others.
-    The planner sets `work`, that of the item alone (`CostModel.work`)."""
-
-    cost: int
-    group: Hashable
-    traffic: TrafficClass
-    client: str
-    request: Hashable
-    arrived: float
-    deadline: float
-    runs_alone: bool = False
-    queued: bool = False
-    sequence: int = 0
-    work: float = 0.0
-
-
-E = TypeVar("E", bound=Entry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,145 +102,17 @@ class Wait(msgspec.Struct, frozen=True):
     until: float | None
 
 
-class _Flow(Generic[E]):
-    """One request's queued entries by (group, bucket), so that a batch finds matching entries without a search.
-
-    Entries that left the queue stay in their list until its head is read. A request has at most a few hundred entries
-    here, and mostly one, for which a list is cheaper than a deque.
-    """
-
-    __slots__ = ("key", "queues", "vtime")
-
-    def __init__(self, key: Hashable, vtime: float) -> None:
-        self.key = key
-        self.vtime = vtime
-        self.queues: dict[tuple[Hashable, int], list[E]] = {}
-
-    def push(self, entry: E, bucket: int) -> None:
-        key = (entry.group, -entry.sequence if entry.runs_alone else bucket)
-        queue = self.queues.get(key)
-        if queue is None:
-            self.queues[key] = [entry]
-        else:
-            queue.append(entry)
-
-    def head(self, key: tuple[Hashable, int]) -> E | None:
-        """Return the first entry of a queue that is still queued; an empty queue is removed."""
-        queue = self.queues.get(key)
-        while queue:
-            if queue[0].queued:
-                return queue[0]
-            queue.pop(0)
-        self.queues.pop(key, None)
-        return None
-
-    def heads(self) -> list[tuple[tuple[Hashable, int], E]]:
-        return [(key, entry) for key in list(self.queues) if (entry := self.head(key)) is not None]
-
-
-class _Branch(Generic[E]):
-    """A class or a client: children in a heap by virtual time. Only the top child is ever modified."""
-
-    __slots__ = ("children", "floor", "heap", "key", "skipped", "vtime")
-
-    def __init__(self, key: Hashable, vtime: float) -> None:
-        self.key = key
-        self.vtime = vtime
-        self.floor = 0.0
-        self.children: dict[Hashable, _Branch[E] | _Flow[E]] = {}
-        self.heap: list[tuple[float, int, _Branch[E] | _Flow[E]]] = []
-        self.skipped: list[tuple[float, int, _Branch[E] | _Flow[E]]] = []
-
-    def charge_top(self, work: float, sequence: int) -> None:
-        """Advance the virtual time of the top child, which was served `work`."""
-        vtime, _, child = self.heap[0]
-        self.floor = max(self.floor, vtime)
-        child.vtime = vtime + work
-        heapq.heapreplace(self.heap, (child.vtime, sequence, child))
-
-    def drop_top(self) -> None:
-        vtime, _, child = heapq.heappop(self.heap)
-        self.floor = max(self.floor, vtime)
-        del self.children[child.key]
-
-    def set_top_aside(self, work: float = 0.0) -> None:
-        """Skip the top child until `restore`, charging it the `work` it was served."""
-        vtime, sequence, child = heapq.heappop(self.heap)
-        if work:
-            self.floor = max(self.floor, vtime)
-        child.vtime = vtime + work
-        self.skipped.append((child.vtime, sequence, child))
-
-    def restore(self) -> None:
-        for item in self.skipped:
-            heapq.heappush(self.heap, item)
-        self.skipped.clear()
-
-
 @dataclass(slots=True)
 class _Class(Generic[E]):
     """A traffic class. `last_served`: when it was last served. `since`: when it last became non-empty."""
 
-    root: _Branch[E]
+    root: Branch[E]
     weight: int
     vtime: float = 0.0
     last_served: float = 0.0
     since: float = 0.0
     items: int = 0
     work: float = 0.0
-
-
-class _Draft(msgspec.Struct, Generic[E]):
-    """The batch being filled. `longest`: work that its duration allows. `waste`: padding tokens by bucket length."""
-
-    facts: EngineFacts
-    limits: Limits
-    longest: float = 0.0
-    entries: list[E] = msgspec.field(default_factory=list)
-    length: int = 0
-    tokens: int = 0
-    work: float = 0.0
-    waste: dict[int, int] = msgspec.field(default_factory=dict)
-    limited: bool = False
-    is_full: bool = False
-
-    def fits(self, entry: E, length: int) -> bool:
-        """Whether one more item keeps a non-empty batch within every limit; a negative answer sets `limited`."""
-        facts = self.facts
-        size = len(self.entries) + 1
-        tokens, work = self.tokens + entry.cost, self.work + entry.work
-        if facts.pads_batches:
-            longest = max(length, self.length)
-            tokens = round_up(size, facts.size_buckets) * longest
-            work = facts.cost.work(tokens, longest) if facts.cost.attention else tokens
-        most = min(self.limits.max_batch_tokens, facts.max_batch_tokens or self.limits.max_batch_tokens)
-        inside = size <= min(self.limits.max_batch_size, facts.max_batch_size) and tokens <= most
-        inside = inside and work <= self.longest
-        self.limited = self.limited or not inside
-        return inside
-
-    def worth(self, length: int) -> bool:
-        """Whether padding items of this bucket costs less than the call that it saves."""
-        cost = self.facts.cost
-        padding = self.waste.get(length, 0) + self._padding(length)
-        return cost.work(padding, max(length, self.length)) * cost.per_token < cost.fixed
-
-    def add(self, entry: E, length: int) -> None:
-        if padding := self._padding(length):
-            self.waste[length] = self.waste.get(length, 0) + padding
-        self.entries.append(entry)
-        self.length = max(self.length, length)
-        self.tokens += entry.cost
-        self.work += entry.work
-
-    def is_closed(self, portion: float) -> bool:
-        return self.is_full or (bool(self.entries) and (self.entries[0].runs_alone or self.work >= portion))
-
-    def _padding(self, length: int) -> int:
-        """Padding tokens that an item of this length adds: to its own row, or to all others if it is the longest."""
-        if not self.facts.pads_batches:
-            return 0
-        return self.length - length if length < self.length else len(self.entries) * (length - self.length)
 
 
 class Planner(Generic[E]):
@@ -272,49 +130,53 @@ class Planner(Generic[E]):
         self._work = 0.0
         self._buckets = tuple(length_buckets)
         self._classes: dict[TrafficClass, _Class[E]] = {
-            name: _Class(_Branch(name, 0.0), weight) for name, weight in WEIGHTS.items()
+            name: _Class(Branch(name, 0.0), weight) for name, weight in WEIGHTS.items()
         }
         self._arrivals: deque[E] = deque()
         self._sequence = count(1)
         self._interactive_seen = NEVER
-        self._skipping_branches: list[_Branch[E]] = []
+        self._skipping_branches: list[Branch[E]] = []
         self._single_entry: E | None = None
         self._keeps_slot = False
 
-    def add(self, entry: E, now: float) -> None:
-        """Queue one entry until it is taken or discarded."""
-        entry.queued = True
-        entry.sequence = next(self._sequence)
-        lane = self._classes[entry.traffic]
+    def add(self, entries: Sequence[E], now: float) -> None:
+        """Queue entries of one request, at least one, until each is taken or discarded."""
+        first = entries[0]
+        lane = self._classes[first.traffic]
         if not lane.items:
             lane.since = now
             lane.vtime = max(lane.vtime, self._virtual_now())
-        entry.work = self._cost.work(entry.cost, entry.cost) if self._cost.attention else entry.cost
-        lane.items += 1
-        lane.work += entry.work
-        if self.items:
+        items, tokens, work = len(entries), 0, 0.0
+        for entry in entries:
+            entry.queued, entry.sequence, cost = True, next(self._sequence), entry.cost
+            entry.work = self._cost.work(cost, cost) if self._cost.attention else cost
+            tokens += cost
+            work += entry.work
+        lane.items += items
+        lane.work += work
+        if self.items or items > 1:
             if self._single_entry is not None:
-                self._enter_flow(self._single_entry)
+                self._enter_flow([self._single_entry])
                 self._single_entry = None
-            self._enter_flow(entry)
+            self._enter_flow(entries)
         else:
-            self._single_entry = entry
-        self.items += 1
-        self.tokens += entry.cost
-        self._work += entry.work
-        self._arrivals.append(entry)
-        if entry.traffic == "interactive" or self._interactive_seen == NEVER:
+            self._single_entry = first
+        self.items += items
+        self.tokens += tokens
+        self._work += work
+        self._arrivals += entries
+        if first.traffic == "interactive" or self._interactive_seen == NEVER:
             self._interactive_seen = now  # a new lane counts as shared: it is chance who comes first
 
-    def _enter_flow(self, entry: E) -> None:
-        client = self._child(self._classes[entry.traffic].root, entry.client)
-        flow = self._flow(client, entry.request)
-        flow.push(entry, round_up(entry.cost, self._buckets))
+    def _enter_flow(self, entries: Sequence[E]) -> None:
+        first = entries[0]
+        client = self._child(self._classes[first.traffic].root, first.client)
+        self._flow(client, first.request).push(entries, self._buckets)
 
     def discard(self, entry: E) -> None:
         """Remove an entry from the queue; does nothing if it already left."""
         if entry.queued:
-            self._remove(entry)
+            self._remove([entry])
 
     def take(
         self,
@@ -355,7 +217,7 @@ class Planner(Generic[E]):
     def _take_lone(self, entry: E, facts: EngineFacts, now: float, behind: float) -> tuple[Batch[E] | Wait, list[E]]:
         """Take the only entry, as `_fill` would: on an idle replica it runs unless its deadline has passed."""
         lane = self._classes[entry.traffic]
-        self._remove(entry)
+        self._remove([entry])
         lane.vtime += entry.work / lane.weight
         lane.last_served = now
         if entry.deadline <= now or (behind and entry.deadline < now + behind + facts.cost.seconds(entry.work)):
@@ -366,15 +228,16 @@ class Planner(Generic[E]):
 
     def _fill(
         self, facts: EngineFacts, now: float, share: int, behind: float, replicas: int, expired: list[E]
-    ) -> _Draft[E] | None:
-        draft: _Draft[E] = _Draft(facts, self.limits)
+    ) -> Draft[E] | None:
+        max_tokens = min(self.limits.max_batch_tokens, facts.max_batch_tokens or self.limits.max_batch_tokens)
+        draft: Draft[E] = Draft(facts, self._max_items(facts), max_tokens)
         worthwhile = LEAST_PART * facts.cost.fixed / max(facts.cost.per_token, 1e-9)
         portion = max(self._work / share, worthwhile) if share > 1 else self._work
         looked = 0
         hasty: list[E] = []
         for name in self._class_order(now):
             lane = self._classes[name]
-            draft.longest, draft.is_full = self._longest_tokens(name, draft, now, replicas), False
+            draft.open(self._longest_tokens(name, draft, now, replicas))
             while lane.root.heap and looked < SCAN_LIMIT and not draft.is_closed(portion):
                 client, flow = self._top(lane.root)
                 key = self._match(flow, draft)
@@ -384,25 +247,33 @@ class Planner(Generic[E]):
                     looked += bool(flow.queues)
                     self._pass_over(lane.root, client, flow)
                     continue
-                entry = self._serve(lane, client, flow, key)
+                queue = flow.queues[key]
+                first = queue[0]
+                length = round_up(first.cost, facts.length_buckets)
+                count = 1
+                if len(queue) > 1:
+                    is_alone = len(client.heap) == len(lane.root.heap) == 1
+                    most = draft.max_items if is_alone else BULK_RUN if name == "bulk" else 1
+                    count = draft.count_run(queue, length, most, portion)
+                entries = self._serve(lane, client, flow, key, count)
                 lane.last_served = now
-                if entry.deadline <= now:
-                    expired.append(entry)
-                elif entry.deadline < now + behind + self._predict_seconds(facts, draft, entry):
-                    hasty.append(entry)
+                if first.deadline <= now:
+                    expired += entries
+                elif first.deadline < now + behind + self._predict_seconds(facts, draft, first):
+                    hasty += entries
                 else:
-                    draft.add(entry, round_up(entry.cost, facts.length_buckets))
+                    draft.add(entries, length)
         if self._skipping_branches:
             self._restore()
         if hasty and not (draft.entries or behind):
             # The slot would stay idle, so run one: an overestimating cost model must be able to correct itself.
             last = max(hasty, key=lambda entry: entry.deadline)
             hasty.remove(last)
-            draft.add(last, round_up(last.cost, facts.length_buckets))
+            draft.add([last], round_up(last.cost, facts.length_buckets))
         expired += hasty
         return draft if draft.entries else None
 
-    def _match(self, flow: _Flow[E], draft: _Draft[E]) -> tuple[Hashable, int] | None:
+    def _match(self, flow: Flow[E], draft: Draft[E]) -> tuple[Hashable, int] | None:
         """Return the flow's queue whose head should join: of the draft's bucket, else the nearest worth its padding."""
         if not draft.entries:
             heads = flow.heads()
@@ -427,30 +298,33 @@ class Planner(Generic[E]):
                 best, distance = key, apart
         return best
 
-    def _serve(self, lane: _Class[E], client: _Branch[E], flow: _Flow[E], key: tuple[Hashable, int]) -> E:
-        """Take the head of a queue of the top flow, and charge its cost at all levels."""
+    def _serve(
+        self, lane: _Class[E], client: Branch[E], flow: Flow[E], key: tuple[Hashable, int], count: int
+    ) -> list[E]:
+        """Take the first entries of a queue of the top flow, and charge their work at all levels."""
         queue = flow.queues[key]
-        entry = queue.pop(0)
-        self._remove(entry)
-        lane.vtime += entry.work / lane.weight
-        if queue:
-            flow.head(key)
+        if count == len(queue):
+            entries = flow.queues.pop(key)
         else:
-            del flow.queues[key]
+            entries = queue[:count]
+            del queue[:count]
+            flow.head(key)
+        work = self._remove(entries)
+        lane.vtime += work / lane.weight
         if flow.queues:
-            client.charge_top(entry.work, next(self._sequence))
+            client.charge_top(work, next(self._sequence))
         else:
             client.drop_top()
         if not client.children:
             lane.root.drop_top()
         elif client.heap:
-            lane.root.charge_top(entry.work, next(self._sequence))
+            lane.root.charge_top(work, next(self._sequence))
         else:
             self._skipping_branches.append(lane.root)
-            lane.root.set_top_aside(entry.work)
-        return entry
+            lane.root.set_top_aside(work)
+        return entries
 
-    def _pass_over(self, root: _Branch[E], client: _Branch[E], flow: _Flow[E]) -> None:
+    def _pass_over(self, root: Branch[E], client: Branch[E], flow: Flow[E]) -> None:
         """Skip a flow with no matching entry until `_restore`, or drop it if it is empty."""
         if flow.queues:
             self._skipping_branches.append(client)
@@ -469,7 +343,7 @@ class Planner(Generic[E]):
             branch.restore()
         self._skipping_branches.clear()
 
-    def _longest_tokens(self, name: TrafficClass, draft: _Draft[E], now: float, replicas: int) -> float:
+    def _longest_tokens(self, name: TrafficClass, draft: Draft[E], now: float, replicas: int) -> float:
         """Like `longest_batch_tokens`, but fewer for bulk items that share the lane with interactive ones."""
         facts, cost, seconds = draft.facts, draft.facts.cost, self.limits.max_batch_ms / 1000
         if name == "bulk" and draft.entries:
@@ -485,7 +359,7 @@ class Planner(Generic[E]):
         delay = cost.seconds(self._classes[name].work) / (facts.cores * replicas) if name == "interactive" else 0.0
         return longest_batch_tokens(self.limits, cost, delay)
 
-    def _predict_seconds(self, facts: EngineFacts, draft: _Draft[E], entry: E) -> float:
+    def _predict_seconds(self, facts: EngineFacts, draft: Draft[E], entry: E) -> float:
         """Predict the duration of the batch that this entry would join: a full one, or the whole queue.
 
         A smaller batch that meets its deadline is not considered: batches would shrink under overload.
@@ -529,43 +403,48 @@ class Planner(Generic[E]):
         waiting = [lane.vtime for lane in self._classes.values() if lane.items]
         return min(waiting) if waiting else max([lane.vtime for lane in self._classes.values()])
 
-    def _top(self, root: _Branch[E]) -> tuple[_Branch[E], _Flow[E]]:
+    def _top(self, root: Branch[E]) -> tuple[Branch[E], Flow[E]]:
         client = root.heap[0][2]
-        assert isinstance(client, _Branch)
+        assert isinstance(client, Branch)
         flow = client.heap[0][2]
-        assert isinstance(flow, _Flow)
+        assert isinstance(flow, Flow)
         return client, flow
 
-    def _child(self, root: _Branch[E], key: str) -> _Branch[E]:
+    def _child(self, root: Branch[E], key: str) -> Branch[E]:
         child = root.children.get(key)
         if child is None:
-            child = _Branch(key, root.floor)
+            child = Branch(key, root.floor)
             root.children[key] = child
             heapq.heappush(root.heap, (child.vtime, next(self._sequence), child))
-        assert isinstance(child, _Branch)
+        assert isinstance(child, Branch)
         return child
 
-    def _flow(self, client: _Branch[E], key: Hashable) -> _Flow[E]:
+    def _flow(self, client: Branch[E], key: Hashable) -> Flow[E]:
         flow = client.children.get(key)
         if flow is None:
-            flow = _Flow(key, client.floor)
+            flow = Flow(key, client.floor)
             client.children[key] = flow
             heapq.heappush(client.heap, (flow.vtime, next(self._sequence), flow))
-        assert isinstance(flow, _Flow)
+        assert isinstance(flow, Flow)
         return flow
 
-    def _remove(self, entry: E) -> None:
-        entry.queued = False
-        if entry is self._single_entry:
-            self._single_entry = None
-        self.items -= 1
-        self.tokens -= entry.cost
-        self._work = self._work - entry.work if self.items else 0.0  # rounding must not add up
-        lane = self._classes[entry.traffic]
-        lane.items -= 1
-        lane.work = lane.work - entry.work if lane.items else 0.0
+    def _remove(self, entries: Sequence[E]) -> float:
+        """Take entries of one class out of the counts, and return their work."""
+        tokens, work = 0, 0.0
+        for entry in entries:
+            entry.queued = False
+            tokens += entry.cost
+            work += entry.work
+        self._single_entry = None  # there is one only if it is the whole queue
+        items, lane = len(entries), self._classes[entries[0].traffic]
+        self.items -= items
+        self.tokens -= tokens
+        self._work = self._work - work if self.items else 0.0  # rounding must not add up
+        lane.items -= items
+        lane.work = lane.work - work if lane.items else 0.0
         while self._arrivals and not self._arrivals[0].queued:
             self._arrivals.popleft()
+        return work
 
     def _max_items(self, facts: EngineFacts) -> int:
         return min(self.limits.max_batch_size, facts.max_batch_size)

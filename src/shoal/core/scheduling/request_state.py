@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from shoal.core.protocols import Prepared, Row, VectorSet
-from shoal.core.scheduling.planner import Entry
+from shoal.core.scheduling.fair_queue import Entry
 from shoal.errors import DeadlineExceeded, InputRejected, NotFinite, RequestError, ShoalError
 from shoal.types import (
     Array,
@@ -124,13 +124,14 @@ class RequestState(msgspec.Struct, eq=False):
         item = self.items.pop(index, None)
         if item is None or self.future.done():
             return
-        self._batches.add(ran.id)
-        # The request may have joined a running batch: count its times from its own arrival.
-        waited = max(0.0, ran.started - self.arrived)
-        self._queue = max(self._queue, waited)
-        self._infer = max(self._infer, ran.started + ran.seconds - self.arrived - waited)
-        if self._best is None or ran.size > self._best.size:
-            self._best = ran
+        if ran.id not in self._batches:
+            self._batches.add(ran.id)
+            # The request may have joined a running batch: count its times from its own arrival.
+            waited = max(0.0, ran.started - self.arrived)
+            self._queue = max(self._queue, waited)
+            self._infer = max(self._infer, ran.started + ran.seconds - self.arrived - waited)
+            if self._best is None or ran.size > self._best.size:
+                self._best = ran
         self._store_row(index, row, space)
 
     def put_cached(self, index: int, row: Row, space: str) -> None:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from shoal.backends.fake.model import FakeEngine, FakeScript
 from shoal.core.protocols import CostModel, EngineFacts, Tensors, round_up
 from shoal.core.scheduling.cost import OnlineCost
+from shoal.core.scheduling.fair_queue import Entry
 from shoal.core.scheduling.lane import Lane
-from shoal.core.scheduling.planner import Batch, Entry, Limits, Planner, longest_batch_tokens
+from shoal.core.scheduling.planner import Batch, Limits, Planner, longest_batch_tokens
 from shoal.types import Array
 from tests.unit.core.conftest import run_virtual
 from tests.unit.core.lanes import context, embed, engine, make_lane
@@ -102,7 +103,7 @@ def test_batches_keep_to_their_time_and_to_the_limit_in_tokens(lengths: list[int
     facts = EngineFacts(name="e", inputs=(), outputs=(), cost=cost)
     planner: Planner[Entry] = Planner(limits, (), ATTENTION)
     for number, length in enumerate(lengths):
-        planner.add(Entry(length, "g", "interactive", f"c{number % 3}", number, 0.0, 1e9), 0.0)
+        planner.add([Entry(length, "g", "interactive", f"c{number % 3}", number, 0.0, 1e9)], 0.0)
     served: list[int] = []
     while planner.items:
         delay = cost.seconds(sum(cost.work(entry, entry) for entry in lengths))
@@ -124,7 +125,7 @@ def test_thirty_two_of_the_longest_texts_are_no_single_batch() -> None:
     fast = EngineFacts(name="e", inputs=(), outputs=(), cost=CostModel(0.001, 1e-9, 10**9, ATTENTION))
     planner: Planner[Entry] = Planner(Limits(), (), ATTENTION)
     for number in range(32):
-        planner.add(Entry(8192, "g", "bulk", "c", number, 0.0, 1e9), 0.0)
+        planner.add([Entry(8192, "g", "bulk", "c", number, 0.0, 1e9)], 0.0)
     sizes = []
     while planner.items:
         decision, _ = planner.take(fast, 10.0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.protocols import CostModel, EngineFacts, round_up
-from shoal.core.scheduling.planner import SCAN_LIMIT, WEIGHTS, Batch, Entry, Limits, Planner, Wait
+from shoal.core.scheduling.fair_queue import Entry
+from shoal.core.scheduling.planner import BULK_RUN, SCAN_LIMIT, WEIGHTS, Batch, Limits, Planner, Wait
 from shoal.types import TrafficClass
 
 BUCKETS = (8, 16, 32, 64)
@@ -49,7 +51,7 @@ def test_lone_item_leaves_at_once() -> None:
     """A lone item does not wait for others."""
     queue = planner()
     work = Work()
-    queue.add(work, 0.0)
+    queue.add([work], 0.0)
     batch = taken(queue)
     assert (batch.entries, batch.flush, queue.items, queue.tokens) == ([work], "idle", 0, 0)
 
@@ -57,11 +59,11 @@ def test_lone_item_leaves_at_once() -> None:
 def test_linger_is_an_upper_bound() -> None:
     """With max_wait_time_ms a lone item waits until then at most, and less when the batch is full."""
     queue = planner(max_wait_time_ms=10)
-    queue.add(Work(arrived=1.0), 1.0)
+    queue.add([Work(arrived=1.0)], 1.0)
     assert queue.take(FACTS, 1.0)[0] == Wait(1.01)
     assert taken(queue, 1.01).flush == "age"
     for _ in range(8):
-        queue.add(Work(arrived=2.0), 2.0)
+        queue.add([Work(arrived=2.0)], 2.0)
     batch = taken(queue, 2.0)
     assert (len(batch.entries), batch.flush) == (8, "full"), "exactly as many as may be"
 
@@ -76,7 +78,7 @@ def test_batches_stop_at_each_limit() -> None:
     ):
         queue = planner(**limits)
         for number in range(8):
-            queue.add(Work(request=number), 0.0)
+            queue.add([Work(request=number)], 0.0)
         batch = taken(queue, facts=facts)
         assert (len(batch.entries), batch.flush) == (expected, "full")
 
@@ -84,19 +86,19 @@ def test_batches_stop_at_each_limit() -> None:
 def test_first_item_goes_however_large() -> None:
     """An item over every limit still runs, alone."""
     queue = planner(max_batch_tokens=4, max_batch_ms=0.001)
-    queue.add(Work(cost=500), 0.0)
-    queue.add(Work(cost=500), 0.0)
+    queue.add([Work(cost=500)], 0.0)
+    queue.add([Work(cost=500)], 0.0)
     assert [len(taken(queue).entries), len(taken(queue).entries)] == [1, 1]
 
 
 def test_other_bucket_joins_only_when_padding_is_cheaper_than_a_call() -> None:
     """16 joins a batch of 32 (16 padded tokens, a call costs 50); 8 does not join 64 (56 tokens)."""
     queue = planner()
-    queue.add(Work(cost=32, request=1), 0.0)
-    queue.add(Work(cost=16, request=2), 0.0)
+    queue.add([Work(cost=32, request=1)], 0.0)
+    queue.add([Work(cost=16, request=2)], 0.0)
     assert len(taken(queue).entries) == 2
-    queue.add(Work(cost=64, request=3), 0.0)
-    queue.add(Work(cost=8, request=4), 0.0)
+    queue.add([Work(cost=64, request=3)], 0.0)
+    queue.add([Work(cost=8, request=4)], 0.0)
     assert [[entry.cost for entry in batch.entries] for batch in (taken(queue), taken(queue))] == [[64], [8]]
 
 
@@ -105,7 +107,7 @@ def test_unpadded_engines_mix_lengths_freely() -> None:
     facts = EngineFacts(name="r", inputs=(), outputs=(), pads_batches=False)
     queue = planner()
     for number, cost in enumerate((64, 8, 32)):
-        queue.add(Work(cost=cost, request=number), 0.0)
+        queue.add([Work(cost=cost, request=number)], 0.0)
     assert len(taken(queue, facts=facts).entries) == 3
 
 
@@ -113,16 +115,16 @@ def test_groups_never_mix() -> None:
     """Items that may not share an engine call are never in one batch."""
     queue = planner()
     for number in range(6):
-        queue.add(Work(group=number % 2, request=number), 0.0)
+        queue.add([Work(group=number % 2, request=number)], 0.0)
     assert [{entry.group for entry in taken(queue).entries} for _ in range(2)] == [{0}, {1}]
 
 
 def test_isolated_items_run_alone() -> None:
     """An isolated item shares its batch with no other item, in either order."""
     queue = planner()
-    queue.add(Work(request=1), 0.0)
-    queue.add(Work(request=2, runs_alone=True), 0.0)
-    queue.add(Work(request=3), 0.0)
+    queue.add([Work(request=1)], 0.0)
+    queue.add([Work(request=2, runs_alone=True)], 0.0)
+    queue.add([Work(request=3)], 0.0)
     sizes = sorted(len(taken(queue).entries) for _ in range(2))
     assert sizes == [1, 2]
     assert not queue.items
@@ -132,8 +134,8 @@ def test_expired_items_are_handed_back() -> None:
     """An item past its deadline never reaches an engine and is returned."""
     queue = planner()
     late, fine = Work(deadline=5.0, request=1), Work(request=2)
-    queue.add(late, 0.0)
-    queue.add(fine, 0.0)
+    queue.add([late], 0.0)
+    queue.add([fine], 0.0)
     batch, expired = queue.take(FACTS, 6.0)
     assert isinstance(batch, Batch)
     assert (batch.entries, expired) == ([fine], [late])
@@ -143,8 +145,8 @@ def test_discarded_items_never_run() -> None:
     """A cancelled item leaves the counts at once, and no batch holds it."""
     queue = planner()
     discarded, stays = Work(request=1), Work(request=1)
-    queue.add(discarded, 0.0)
-    queue.add(stays, 0.0)
+    queue.add([discarded], 0.0)
+    queue.add([stays], 0.0)
     queue.discard(discarded)
     queue.discard(discarded)
     assert (queue.items, [each for each in queue._arrivals if each.queued]) == (1, [stays])
@@ -157,7 +159,7 @@ def test_burst_is_spread_over_free_slots() -> None:
         facts = EngineFacts(name="r", inputs=(), outputs=(), length_buckets=BUCKETS, cost=CostModel(fixed, 0.00002))
         queue = planner()
         for number in range(8):
-            queue.add(Work(request=number), 0.0)
+            queue.add([Work(request=number)], 0.0)
         batches = [taken(queue, facts=facts, share=share) for share in (2, 1)[: len(sizes)]]
         assert [len(batch.entries) for batch in batches] == sizes
         assert {batch.flush for batch in batches} == {"idle"}
@@ -174,7 +176,7 @@ def served_tokens(queue: Planner[Work], key: str, rounds: int) -> Counter[Any]:
             again = Work(
                 cost=entry.cost, traffic=entry.traffic, client=entry.client, request=entry.request, arrived=now
             )
-            queue.add(again, now)
+            queue.add([again], now)
     return served
 
 
@@ -182,8 +184,8 @@ def test_classes_share_by_weight() -> None:
     """A bulk backlog gets one ninth of a busy lane's tokens."""
     queue = planner(max_batch_size=4)
     for number in range(64):
-        queue.add(Work(traffic="bulk", request=("b", number)), 0.0)
-        queue.add(Work(traffic="interactive", request=("i", number)), 0.0)
+        queue.add([Work(traffic="bulk", request=("b", number))], 0.0)
+        queue.add([Work(traffic="interactive", request=("i", number))], 0.0)
     served = served_tokens(queue, "traffic", 900)
     share = served["bulk"] / served.total()
     assert share == pytest.approx(1 / (1 + WEIGHTS["interactive"]), rel=0.15)
@@ -196,7 +198,7 @@ def test_flows_share_equally_whatever_their_backlog(key: str) -> None:
     for number in range(100):
         flow = "greedy" if number % 50 else "modest"
         names = {"client": flow, "request": number} if key == "client" else {"client": "a", "request": flow}
-        queue.add(Work(**names), 0.0)
+        queue.add([Work(**names)], 0.0)
     served = served_tokens(queue, key, 500)
     assert served["modest"] == pytest.approx(served["greedy"], rel=0.1)
 
@@ -205,10 +207,10 @@ def test_newcomer_has_no_credit_and_no_debt() -> None:
     """A client that comes late gets its share from then on, and neither leads for long nor waits."""
     queue = planner(max_batch_size=1)
     for number in range(8):
-        queue.add(Work(client="old", request=number), 0.0)
+        queue.add([Work(client="old", request=number)], 0.0)
     served_tokens(queue, "client", 1000)
     for number in range(8):
-        queue.add(Work(client="new", request=number), 0.0)
+        queue.add([Work(client="new", request=number)], 0.0)
     served = served_tokens(queue, "client", 100)
     assert served["new"] == pytest.approx(served["old"], rel=0.1)
 
@@ -216,11 +218,11 @@ def test_newcomer_has_no_credit_and_no_debt() -> None:
 def test_starved_class_goes_first() -> None:
     """A class that was not served for max_age_ms leads the next batch, whatever its weight."""
     queue = planner(max_age_ms=100, max_batch_size=1)
-    queue.add(Work(cost=64, traffic="bulk", request="first"), 0.0)
+    queue.add([Work(cost=64, traffic="bulk", request="first")], 0.0)
     for number in range(50):
-        queue.add(Work(traffic="interactive", request=number), 0.0)
+        queue.add([Work(traffic="interactive", request=number)], 0.0)
     assert {taken(queue, 0.0).entries[0].traffic for _ in range(2)} == {"bulk", "interactive"}
-    queue.add(Work(traffic="bulk", request="second"), 0.0)
+    queue.add([Work(traffic="bulk", request="second")], 0.0)
     order = [taken(queue, now).entries[0].traffic for now in (0.0, 0.05, 0.09, 0.11, 0.12)]
     assert order == ["interactive", "interactive", "interactive", "bulk", "interactive"]
 
@@ -230,8 +232,8 @@ def test_interactive_batch_takes_few_bulk_companions() -> None:
     queue = planner(max_batch_ms=8.0)
     facts = EngineFacts(name="r", inputs=(), outputs=(), length_buckets=BUCKETS, cost=CostModel(0.001, 0.0001))
     for number in range(50):
-        queue.add(Work(traffic="bulk", request=("b", number)), 0.0)
-    queue.add(Work(traffic="interactive", request="i"), 0.0)
+        queue.add([Work(traffic="bulk", request=("b", number))], 0.0)
+    queue.add([Work(traffic="interactive", request="i")], 0.0)
     batch = next(
         batch for batch in iter(lambda: taken(queue, facts=facts), None) if batch.entries[0].traffic == "interactive"
     )
@@ -244,13 +246,13 @@ def test_bulk_batches_are_short_while_interactive_traffic_is_near() -> None:
     sizes = []
     for interactive in (False, True):
         queue = planner(max_batch_ms=16.0)
-        queue.add(Work(traffic="bulk"), -2.0)  # a new lane counts as shared for a second
+        queue.add([Work(traffic="bulk")], -2.0)  # a new lane counts as shared for a second
         taken(queue, facts=facts)
         if interactive:
-            queue.add(Work(), 0.0)
+            queue.add([Work()], 0.0)
             taken(queue, facts=facts)
         for number in range(64):
-            queue.add(Work(traffic="bulk", request=number), 0.5)
+            queue.add([Work(traffic="bulk", request=number)], 0.5)
         sizes.append(len(taken(queue, 0.5, facts=facts).entries))
     assert sizes == [19, 9]
 
@@ -260,14 +262,14 @@ def test_slots_that_share_a_core_share_the_time_of_bulk_batches() -> None:
     sizes = []
     for slots, parallel in ((2, 0), (2, 2), (2, 1)):
         queue = planner(max_batch_ms=16.0)
-        queue.add(Work(), 0.0)
+        queue.add([Work()], 0.0)
         taken(queue)
         cost = CostModel(0.0, 0.0001)
         facts = EngineFacts(
             name="r", inputs=(), outputs=(), length_buckets=BUCKETS, cost=cost, slots=slots, parallel=parallel
         )
         for number in range(64):
-            queue.add(Work(traffic="bulk", request=number), 0.5)
+            queue.add([Work(traffic="bulk", request=number)], 0.5)
         sizes.append(len(taken(queue, 0.5, facts=facts).entries))
     assert sizes == [10, 10, 5]
 
@@ -277,11 +279,11 @@ def test_bulk_batches_stay_long_where_calls_are_expensive() -> None:
     sizes = []
     for fixed in (0.0005, 0.001, 0.004):
         queue = planner(max_batch_ms=16.0)
-        queue.add(Work(), 0.0)
+        queue.add([Work()], 0.0)
         taken(queue)
         facts = EngineFacts(name="r", inputs=(), outputs=(), length_buckets=BUCKETS, cost=CostModel(fixed, 0.0001))
         for number in range(64):
-            queue.add(Work(traffic="bulk", request=number), 0.5)
+            queue.add([Work(traffic="bulk", request=number)], 0.5)
         sizes.append(len(taken(queue, 0.5, facts=facts).entries))
     assert sizes == [9, 8, 15]
 
@@ -293,11 +295,11 @@ def test_idle_moments_reset_the_shares_of_classes(used: TrafficClass) -> None:
     for history in (0, 5000):
         queue = planner(max_batch_size=4)
         for number in range(history):
-            queue.add(Work(cost=64, traffic=used, request=number), 0.0)
+            queue.add([Work(cost=64, traffic=used, request=number)], 0.0)
             taken(queue, 0.0)
         for first in ("bulk", "interactive") if used == "interactive" else ("interactive", "bulk"):
             for number in range(64):
-                queue.add(Work(traffic=first, request=(first, number)), 0.0)
+                queue.add([Work(traffic=first, request=(first, number))], 0.0)
         served = served_tokens(queue, "traffic", 200)
         shares.append(served["bulk"] / served.total())
     assert shares[1] == pytest.approx(shares[0], rel=0.1)
@@ -313,11 +315,11 @@ def test_idle_moments_reset_the_shares_of_flows(key: str) -> None:
     """The same holds between clients, and between the requests of one client."""
     queue = planner(max_batch_size=1)
     for _ in range(1000):
-        queue.add(flow(key, "old"), 0.0)
+        queue.add([flow(key, "old")], 0.0)
         taken(queue, 0.0)
     for name in ("new", "old"):
         for _ in range(8):
-            queue.add(flow(key, name), 0.0)
+            queue.add([flow(key, name)], 0.0)
     served = served_tokens(queue, key, 100)
     assert served["new"] == pytest.approx(served["old"], rel=0.1)
 
@@ -328,10 +330,10 @@ def test_hundreds_of_discarded_flows_hide_no_item(key: str) -> None:
     queue = planner()
     discarded = [flow(key, f"gone {number}", group=number % 2) for number in range(4 * SCAN_LIMIT)]
     for work in discarded:
-        queue.add(work, 0.0)
+        queue.add([work], 0.0)
     last = [flow(key, name) for name in ("stays", "stays too")]
     for work in last:
-        queue.add(work, 0.0)
+        queue.add([work], 0.0)
     for work in discarded:
         queue.discard(work)
     assert taken(queue).entries == last
@@ -341,8 +343,8 @@ def test_a_batch_is_led_by_what_is_alike_among_thousands() -> None:
     """At most SCAN_LIMIT flows are scanned, and those that were skipped stay queued."""
     queue = planner()
     for number in range(2 * SCAN_LIMIT):
-        queue.add(Work(request=number, group=int(number > 0)), 0.0)
-    queue.add(Work(request="far", group=0), 0.0)
+        queue.add([Work(request=number, group=int(number > 0))], 0.0)
+    queue.add([Work(request="far", group=0)], 0.0)
     assert [len(taken(queue).entries) for _ in range(2)] == [1, 8]
 
 
@@ -350,10 +352,10 @@ def full_batch(cost: CostModel, items: int, length: int, traffic: TrafficClass, 
     """Return the item count of the first batch of a backlog of equal items."""
     queue = planner(max_batch_size=items, max_batch_tokens=10**9)
     if shared:
-        queue.add(Work(), 0.0)
+        queue.add([Work()], 0.0)
         taken(queue)
     for number in range(items):
-        queue.add(Work(cost=length, traffic=traffic, request=number), 0.0)
+        queue.add([Work(cost=length, traffic=traffic, request=number)], 0.0)
     engine = EngineFacts(name="r", inputs=(), outputs=(), max_batch_size=items, cost=cost, **facts)
     return len(taken(queue, facts=engine).entries)
 
@@ -385,8 +387,8 @@ def test_companions_are_few_under_expensive_calls_too() -> None:
     """Bulk items make an interactive call of 48 ms a quarter longer, not twice as long."""
     queue = planner()
     for number in range(50):
-        queue.add(Work(traffic="bulk", request=("b", number)), 0.0)
-    queue.add(Work(traffic="interactive", request="i"), 0.0)
+        queue.add([Work(traffic="bulk", request=("b", number))], 0.0)
+    queue.add([Work(traffic="interactive", request="i")], 0.0)
     facts = EngineFacts(name="r", inputs=(), outputs=(), cost=CostModel(0.048, 0.00025))
     assert [len(taken(queue, facts=facts).entries) for _ in range(2)] == [6, 24]
 
@@ -402,6 +404,30 @@ works = st.builds(
     runs_alone=st.sampled_from([False] * 9 + [True]),
 )
 steps = st.lists(st.one_of(works, st.just("take"), st.just("discard")), max_size=80)
+
+
+@pytest.mark.parametrize(("traffic", "run"), [("bulk", BULK_RUN), ("interactive", 1)])
+def test_requests_of_many_texts_are_served_in_turns(traffic: TrafficClass, run: int) -> None:
+    """Beside others, a bulk request is served `BULK_RUN` texts at a time, an interactive one a text at a time."""
+    queue = planner()
+    for request in "ab":
+        queue.add([Work(traffic=traffic, request=request) for _ in range(20)], 0.0)
+    facts = msgspec.structs.replace(FACTS, max_batch_size=64)
+    served = [entry.request for entry in taken(queue, facts=facts).entries]
+    assert served[: 4 * run] == [*"a" * run, *"b" * run] * 2
+    assert served.count("a") == served.count("b")
+
+
+def test_a_run_ends_where_entries_are_gone_or_late() -> None:
+    """Of the texts of one request, those that were discarded never run, and those that are late leave by themselves."""
+    queue = planner()
+    entries = [Work(deadline=5.0 if number == 2 else 1e9) for number in range(5)]
+    queue.add(entries, 0.0)
+    queue.discard(entries[1])
+    batch, expired = queue.take(FACTS, 6.0)
+    assert isinstance(batch, Batch)
+    assert (batch.entries, expired) == ([entries[0], *entries[3:]], [entries[2]])
+    assert (queue.items, queue.tokens) == (0, 0)
 
 
 @settings(max_examples=300)
@@ -443,8 +469,9 @@ def test_every_item_leaves_exactly_once_and_batches_keep_the_limits(
 
     for now, step in enumerate(steps):
         if isinstance(step, Work):
-            queue.add(step, float(now))
-            waiting.append(step)
+            alike = [step, *(copy(step) for _ in range(step.cost % 3))]
+            queue.add(alike, float(now))
+            waiting += alike
         elif step == "take":
             take(float(now))
         elif waiting:
@@ -460,7 +487,7 @@ def test_every_item_leaves_exactly_once_and_batches_keep_the_limits(
 def times(queue: Planner[Work], *deadlines: float, now: float = 0.0, behind: float = 0.0) -> tuple[int, list[float]]:
     """Queue texts with these deadlines; return how many run, and the deadlines of those that are given up."""
     for number, deadline in enumerate(deadlines):
-        queue.add(Work(request=number, deadline=deadline), now)
+        queue.add([Work(request=number, deadline=deadline)], now)
     batch, late = queue.take(SLOW, now, behind=behind)
     return (len(batch.entries) if isinstance(batch, Batch) else 0), sorted(work.deadline for work in late)
 
