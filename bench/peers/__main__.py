@@ -36,6 +36,7 @@ def main() -> None:
     options.add_argument("--python", default=".venv-parity/bin/python", help="Python with sentence-transformers")
     options.add_argument("--contest", action="append", choices=CONTESTS, help="only this one; may be repeated")
     options.add_argument("--peer", action="append", help="only this peer, by its name; may be repeated")
+    options.add_argument("--name", default="peers", help="of the file in bench/results, for another machine's figures")
     options.add_argument("--no-write", action="store_true", help="only print")
     options.set_defaults(rounds=5)
     arguments = options.parse_args()
@@ -45,7 +46,7 @@ def main() -> None:
         results |= CONTESTS[name](field, arguments)
         results |= {"peers": field.states, "installed": field.installed}
         if not arguments.no_write:  # each contest takes minutes: what is measured stays
-            write("peers", METHOD, results)
+            write(arguments.name, METHOD, results)
     for name, state in field.states.items():
         print(f"{name}: {state}")
 
