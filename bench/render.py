@@ -12,6 +12,8 @@ ORDER = (
     "efficiency",
     "long_texts",
     "peers",
+    "peers_avx2",
+    "graphs",
     "versus_st",
     "parity",
     "int8",
