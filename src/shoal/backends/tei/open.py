@@ -22,6 +22,7 @@ from shoal.backends.tei.engine import SLOTS, TeiEngine
 from shoal.backends.tei.http_link import HttpLink
 from shoal.backends.tei.info import Info
 from shoal.backends.tei.link import Link
+from shoal.backends.tei.vocabulary import find_vocab_size
 from shoal.config.settings import Settings
 from shoal.core.closing import close_all
 from shoal.core.lane_runner import LaneRunner
@@ -162,6 +163,7 @@ class _ModelOpener:
         self.truncate = target.settings.truncate and info.auto_truncate
         self.max_tokens = target.table.max_tokens or info.max_input_length or 0
         self.reference: ProbeResult | None = None
+        self.vocab_size: int | None = None
         self._probe_indices = itertools.cycle(range(len(PAIRS if info.kind == "reranker" else TEXTS)))
 
     async def open_model(self, lane: MakeLane, connections: AsyncExitStack) -> TeiModel:
@@ -185,6 +187,10 @@ class _ModelOpener:
                 self.reference = await self._probe(engines[number])
             except InputRejected as error:  # every model accepts these texts: a retry is pointless
                 raise ConfigError(f"{target.name} rejects the probe inputs: {error.message}") from error
+            link = self.links[number]
+            if isinstance(link, HttpLink) and self.info.kind == "embedding" and self.counter is None:
+                most = self.info.max_client_batch_size
+                self.vocab_size = await find_vocab_size(link, most, time.monotonic() + PROBE_S)
             if isinstance(self.reference, ProbeVectors):
                 for engine in engines:
                     engine.dimension = self.reference.dimension
@@ -258,7 +264,9 @@ class _ModelOpener:
             ids=kind == "embedding",
         )
         counter = self.counter if prompts else None
-        return StringPipeline(spec, truncate=self.truncate, normalize=table.normalize, tokenizer=counter)
+        return StringPipeline(
+            spec, truncate=self.truncate, normalize=table.normalize, tokenizer=counter, vocab_size=self.vocab_size
+        )
 
     def _pair_pipeline(self, counter: TextTokenizer | None = None) -> StringPairPipeline:
         """Return the pipeline for scores. They are requested raw, so that raw and activated scores share calls; the

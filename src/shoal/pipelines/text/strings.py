@@ -89,7 +89,8 @@ class StringPipeline(BasePipeline[_ItemOptions, Count | None]):
     `tokenizer` only counts, which makes usage exact. Without one, usage is the model's own count (`spec.token_count`),
     or else an estimate of one token per 4 bytes. `normalize` False is the operator's setting to leave rows as the model
     returns them, whatever a request asks. `truncate` is the default for requests that do not say. Truncation by the
-    model is detected only with a tokenizer and `spec.max_tokens`.
+    model is detected only with a tokenizer and `spec.max_tokens`. `vocab_size` bounds token ids where there is no
+    tokenizer; None: unknown, so that the model has to reject them.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class StringPipeline(BasePipeline[_ItemOptions, Count | None]):
         truncate: bool,
         normalize: bool | None = None,
         tokenizer: TextTokenizer | None = None,
+        vocab_size: int | None = None,
     ) -> None:
         self.spec = spec
         self.truncate = truncate
@@ -115,7 +117,7 @@ class StringPipeline(BasePipeline[_ItemOptions, Count | None]):
             "tokens": spec.tokens,
             "multi": spec.multi,
         }
-        self._vocab_size = tokenizer.vocab_size if tokenizer is not None else 2**31
+        self._vocab_size = tokenizer.vocab_size if tokenizer is not None else vocab_size or 2**31
         super().__init__(max_tokens=self._truncation.max_counted, work="light" if tokenizer is None else "usual")
 
     def collate(self, batch: Sequence[Prepared], facts: EngineFacts) -> dict[str, Array]:

@@ -1,0 +1,44 @@
+"""Find the size of a server's vocabulary, which its info does not tell."""
+
+from __future__ import annotations
+
+import logging
+
+from shoal.backends.tei.http_link import HttpLink
+from shoal.errors import BackendError
+
+logger = logging.getLogger("shoal.backends")
+
+BEYOND = 2**21
+"""A token id outside any vocabulary in use, the largest of which have about 260,000 tokens."""
+
+POINTS = 16
+"""Token ids to decode in one call, at most: servers accept 32 inputs by default."""
+
+
+async def find_vocab_size(link: HttpLink, max_inputs: int, deadline: float) -> int | None:
+    """Return one more than the last token id that the server decodes to a text; None if that cannot be found.
+
+    A server silently leaves out ids that it does not know; if none is left, TEI 1.9.3 on ONNX Runtime ends. `/decode`
+    answers an unknown id with an empty text. Ids inside the vocabulary may have an empty text too, but hardly many in a
+    row, so the last of several points that has a text tells where to look on.
+    """
+    points = max(1, min(POINTS, max_inputs))
+    known, empty = -1, BEYOND
+    try:
+        if await link.decode([[BEYOND]], skip_special_tokens=False, deadline=deadline) != [""]:
+            return None
+        while empty - known > 1:
+            step = max(1, (empty - known) // (points + 1))
+            ids = list(range(known + step, empty, step))[:points]
+            texts = await link.decode([[each] for each in ids], skip_special_tokens=False, deadline=deadline)
+            found = [at for at, text in enumerate(texts) if text]
+            last = found[-1] if found else -1
+            if last + 1 < len(ids):
+                empty = ids[last + 1]
+            if found:
+                known = ids[last]
+    except BackendError as error:
+        logger.info("the size of the vocabulary of %s is unknown: %s", link.base, error.message)
+        return None
+    return known + 1 or None
