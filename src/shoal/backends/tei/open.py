@@ -190,7 +190,7 @@ class _ModelOpener:
             link = self.links[number]
             if isinstance(link, HttpLink) and self.info.kind == "embedding" and self.counter is None:
                 most = self.info.max_client_batch_size
-                self.vocab_size = await find_vocab_size(link, most, time.monotonic() + PROBE_S)
+                self.vocab_size = await find_vocab_size(link, most, time.monotonic() + ASK_S)
             if isinstance(self.reference, ProbeVectors):
                 for engine in engines:
                     engine.dimension = self.reference.dimension

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from shoal.backends.tei.http_link import HttpLink
-from shoal.errors import BackendError
+from shoal.errors import BackendError, CapacityError
 
 logger = logging.getLogger("shoal.backends")
 
@@ -32,13 +32,9 @@ async def find_vocab_size(link: HttpLink, max_inputs: int, deadline: float) -> i
             step = max(1, (empty - known) // (points + 1))
             ids = list(range(known + step, empty, step))[:points]
             texts = await link.decode([[each] for each in ids], skip_special_tokens=False, deadline=deadline)
-            found = [at for at, text in enumerate(texts) if text]
-            last = found[-1] if found else -1
-            if last + 1 < len(ids):
-                empty = ids[last + 1]
-            if found:
-                known = ids[last]
-    except BackendError as error:
+            known = max((each for each, text in zip(ids, texts, strict=True) if text), default=known)
+            empty = min((each for each in ids if each > known), default=empty)
+    except (BackendError, CapacityError) as error:
         logger.info("the size of the vocabulary of %s is unknown: %s", link.base, error.message)
         return None
     return known + 1 or None

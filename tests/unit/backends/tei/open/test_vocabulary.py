@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.backends.tei.vocabulary import BEYOND, POINTS, find_vocab_size
-from shoal.errors import InputRejected, InvalidValue, ShoalError
+from shoal.errors import DeadlineExceeded, InputRejected, InvalidValue, ShoalError
 from tests.fakes.tei import FakeTei
 from tests.fakes.tei_model import VOCABULARY
 from tests.unit.backends.tei.open.kit import Open, embed
@@ -52,7 +52,7 @@ def test_the_size_is_found_in_a_few_calls(size: int, empty: set[int], most: int)
     assert len(decoder.calls) <= (8 if most >= POINTS else 24)
 
 
-@pytest.mark.parametrize("beyond", ["<unk>", InputRejected("no such id")])
+@pytest.mark.parametrize("beyond", ["<unk>", InputRejected("no such id"), DeadlineExceeded("too late")])
 def test_unknown_where_the_server_does_not_tell(beyond: str | ShoalError) -> None:
     """A text for an id that no vocabulary has says nothing about the others, nor does an error."""
     assert find(Decoder(30522, beyond=beyond)) is None
