@@ -109,9 +109,9 @@ fix: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# After a change of src/shoal/backends/triton/protocol.proto or backends/tei/tei.proto.
+# After a change of src/shoal/kserve/protocol.proto or src/shoal/backends/tei/tei.proto.
 proto: setup
-	$(BIN)/python -m shoal.backends.base.protocol_compile
+	$(BIN)/python -m shoal.protobuf.compile
 
 # Versions with the hashes of their files, for Python 3.11 and newer, without the name of any index. `lowest` takes the
 # oldest version that pyproject.toml allows of what Shoal itself needs, and the newest of everything else that goes with it.

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from shoal.backends.triton import codec
 from shoal.backends.triton.client import Client
-from shoal.backends.triton.protocol_pb2 import ModelInferRequest
+from shoal.backends.triton.response import read_outputs
 from shoal.bench.stats import summarize_latencies
 from shoal.bench.texts import Texts
+from shoal.kserve import codec
+from shoal.kserve.protocol_pb2 import ModelInferRequest
 
 TIMEOUT_S = 30.0
 
@@ -30,7 +31,7 @@ async def call(client: Client, model: str, texts: list[str]) -> None:
     request = ModelInferRequest(model_name=model)
     codec.add_input(request, "text", "BYTES", np.array(texts, dtype=object)[:, None])
     request.outputs.add(name="embedding")
-    answer = codec.read_outputs(await client.infer(request, time.monotonic() + TIMEOUT_S))["embedding"]
+    answer = read_outputs(await client.infer(request, time.monotonic() + TIMEOUT_S))["embedding"]
     if len(answer) != len(texts):
         raise RuntimeError(f"{len(answer)} rows for {len(texts)} texts")
 

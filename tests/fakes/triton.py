@@ -22,10 +22,9 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from shoal.backends.triton import codec
-from shoal.backends.triton import protocol_pb2 as pb
-from shoal.backends.triton.client import SERVICE
-from shoal.backends.triton.infer_stream import EMPTY_FINAL, FINAL
+from shoal.backends.triton.response import read_outputs
+from shoal.kserve import EMPTY_FINAL, FINAL, SERVICE, codec
+from shoal.kserve import protocol_pb2 as pb
 from shoal.types import Array
 from tests.fakes import triton_codec
 
@@ -284,7 +283,7 @@ class FakeTriton:
         if not self.typed:
             return response
         answer = pb.ModelInferResponse(model_name=response.model_name, id=response.id, parameters=response.parameters)
-        for tensor, (name, array) in zip(response.outputs, codec.read_outputs(response).items(), strict=True):
+        for tensor, (name, array) in zip(response.outputs, read_outputs(response).items(), strict=True):
             triton_codec.add_output(answer, name, tensor.datatype, array, typed=True)
         return answer
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from shoal.backends.triton import codec
-from shoal.backends.triton import protocol_pb2 as pb
+from shoal.backends.triton.response import read_outputs
+from shoal.kserve import codec
+from shoal.kserve import protocol_pb2 as pb
 from shoal.types import Array
 
 
@@ -16,7 +17,7 @@ def read_inputs(request: pb.ModelInferRequest) -> dict[str, Array]:
     for tensor in request.inputs:
         contents = tensor.contents if tensor.HasField("contents") else None
         answer.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape, contents=contents)
-    return codec.read_outputs(answer)
+    return read_outputs(answer)
 
 
 def add_output(

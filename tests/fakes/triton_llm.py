@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from shoal.backends.triton import protocol_pb2 as pb
+from shoal.kserve import protocol_pb2 as pb
 from shoal.types import Array
 from tests.fakes import triton_codec
 from tests.fakes.triton import FakeModel, Refused, reply

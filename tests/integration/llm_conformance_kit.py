@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from shoal.backends.triton import protocol_pb2 as pb
+from shoal.kserve import protocol_pb2 as pb
 from shoal.pipelines.chat.vocabulary import Vocabulary
 from tests.fakes.triton import FakeModel, FakeTriton, Refused, reply
 from tests.fakes.triton_llm import decode_inputs, talker_config, texts

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.engine import Endpoint, TritonEngine
 from shoal.backends.triton.schema import Embedder
 from shoal.errors import DeadlineExceeded, EngineFailed, InputRejected, TransportFailed
+from shoal.kserve import protocol_pb2 as pb
 from tests.integration.server_kit import Server
 from tests.integration.triton_app_kit import add_model, ask, embeddings, logged, serving, status_of, until, vectors
 from tests.integration.triton_kit import PATIENCE_S, OwnTriton, Triton

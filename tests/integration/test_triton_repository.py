@@ -13,15 +13,16 @@ import onnxruntime
 import pytest
 
 from shoal.backends import parse_address
-from shoal.backends.triton import codec
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.naming import triton_name
 from shoal.backends.triton.repository import Repository, build_pushes
 from shoal.backends.triton.repository_entry import EntryOptions, EntrySpec
+from shoal.backends.triton.response import read_outputs
 from shoal.core.protocols import EngineFacts, Prepared
 from shoal.errors import BackendError, Forbidden, ModelFailed, RequestError, ShoalError
+from shoal.kserve import codec
+from shoal.kserve import protocol_pb2 as pb
 from shoal.models.prepare import prepare
 from shoal.models.sources import Access
 from shoal.models.sources.pins import DEFAULT_MODEL
@@ -92,7 +93,7 @@ async def ask(control: Control, model: str, tensors: dict[str, tuple[str, Array]
     for name, (datatype, array) in tensors.items():
         codec.add_input(request, name, datatype, array)
     request.outputs.add(name=output)
-    return codec.read_outputs(await control.client.infer(request, soon()))[output]
+    return read_outputs(await control.client.infer(request, soon()))[output]
 
 
 async def ask_texts(control: Control, model: str, texts: list[str]) -> Array:

@@ -38,15 +38,17 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "types": {"decoding"},
     "config": {"decoding", "durations", "errors", "names", "sampling_fields"},
     "downloads": {"errors"},
+    "kserve": LEAVES | {"protobuf"},
+    "protobuf": set(),
     "server": {"errors", "http.exchange"},
     "core": LEAVES,
     "pipelines": SEAMS,
     "cache": LEAVES | {"config", "core", "downloads"},
     "observability": SEAMS | {"core.observers"},
     "models": SEAMS | {"downloads"},
-    "backends": LEAVES | {"config", "core", "downloads", "models", "pipelines"},
+    "backends": LEAVES | {"config", "core", "downloads", "kserve", "models", "pipelines", "protobuf"},
     "http": LEAVES | {"core"},
-    "surfaces": LEAVES | {"core", "http"},
+    "surfaces": LEAVES | {"core", "http", "kserve"},
     "web": LEAVES | {"core", "http"},
     "bench": LEAVES,
     "cli": LEAVES
@@ -56,7 +58,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     | {"backends.local.open", "backends.triton.open"}
     | {"backends.triton.server", "backends.triton.run_state", "backends.triton.supervise"}
     # `shoal bench chat --triton` sends load to Triton directly, without an engine.
-    | {"backends.triton.client", "backends.triton.codec", "backends.triton.protocol_pb2"},
+    | {"backends.triton.client", "backends.triton.response", "kserve"},
     # The Python API for models in this process: the composition root without a server.
     "python": LEAVES | {"app", "backends.parse_served", "config", "core", "models"},
     "asgi": LEAVES | {"app", "config", "server"},

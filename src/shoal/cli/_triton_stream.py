@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from shoal.backends.triton import codec
 from shoal.backends.triton.client import Client
-from shoal.backends.triton.protocol_pb2 import ModelInferRequest, ModelMetadataResponse
+from shoal.backends.triton.response import read_outputs
 from shoal.bench.answers import Answer
 from shoal.bench.chat import ChatPlan
 from shoal.errors import ShoalError, Unsupported
+from shoal.kserve import codec
+from shoal.kserve.protocol_pb2 import ModelInferRequest, ModelMetadataResponse
 
 TEXT = "text_input"
 OUTPUT = "text_output"
@@ -91,7 +92,7 @@ class GrpcChatClient:
         try:
             async with aclosing(self._client.stream_infer(request, time.monotonic() + REQUEST_TIMEOUT_S)) as parts:
                 async for part in parts:
-                    found = codec.read_outputs(part)
+                    found = read_outputs(part)
                     if any(found[OUTPUT].flat):
                         answer.arrivals.append(time.perf_counter())
                     if "num_output_tokens" in found:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from shoal.backends.local.engines import EngineOptions, load_opener
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.engine import Endpoint, TritonEngine
 from shoal.backends.triton.schema import Embedder, TensorNames
 from shoal.core.protocols import Engine
+from shoal.kserve import protocol_pb2 as pb
 from tests.contract.engines.tiny import OUTPUTS, SLOW_WIDTH, Tiny
 from tests.fakes import triton_codec
 from tests.fakes.triton import Code, FakeModel, FakeTriton, Refused, reply

@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 from google.protobuf import text_format
 
-from shoal.backends.triton.protocol_pb2 import ModelInstanceGroup
+from shoal.kserve.protocol_pb2 import ModelInstanceGroup
 from shoal.pipelines.chat.vocabulary import Vocabulary
 from shoal.types import Array
 from tests.fakes.triton_llm import Kind, talker_config

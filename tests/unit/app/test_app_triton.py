@@ -18,7 +18,6 @@ from shoal.app import discovery, open_app
 from shoal.app.loader import ModelLoader
 from shoal.backends.base import backoff
 from shoal.backends.triton import engine as engine_module
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.open import host as host_module
 from shoal.config import LoadedConfig, load
 from shoal.core.protocols import Runner
@@ -30,6 +29,7 @@ from shoal.errors import (
     SetupError,
     TransportFailed,
 )
+from shoal.kserve import protocol_pb2 as pb
 from shoal.models.address import Address
 from shoal.models.store import Store
 from shoal.observability.metrics import PrometheusObserver

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.bench.chat import ChatPlan
 from shoal.cli import app
 from shoal.cli.bench_chat import measure_grpc
 from shoal.errors import Unsupported
+from shoal.kserve import protocol_pb2 as pb
 from tests.fakes import triton_codec
 from tests.fakes.triton import FakeModel, FakeTriton, Refused, reply
 

@@ -1,6 +1,6 @@
-"""Generated from tei.proto by protocol_compile.py: edit that file, not this one."""
+"""Generated from tei.proto by shoal.protobuf.compile: edit that file, not this one."""
 
-from shoal.backends.base.protobuf import define_messages
+from shoal.protobuf import define_messages
 
 DATA = (
     b'\n\ttei.proto\x12\tshoal.tei"\r\n\x0bInfoRequest"\x8a\x02\n\x0cInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t'

@@ -18,12 +18,11 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from shoal.backends.base.grpc_channel import CHANNEL_OPTIONS, ChannelOptions
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.errors import infer_error, rpc_error
-from shoal.backends.triton.infer_stream import EMPTY_FINAL, InferStream
+from shoal.backends.triton.infer_stream import InferStream
 from shoal.errors import DeadlineExceeded, TransportFailed
-
-SERVICE = "/inference.GRPCInferenceService/"
+from shoal.kserve import EMPTY_FINAL, SERVICE
+from shoal.kserve import protocol_pb2 as pb
 
 LONG_CALLS = 80
 """Maximum concurrent streams on one connection: HTTP/2 servers and proxies often allow 100 calls and queue further ones

@@ -16,7 +16,6 @@ import grpc.aio
 from google.protobuf import json_format
 
 from shoal.backends.base.backoff import retry_pauses
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.errors import ModelGone, shorten_message
 from shoal.errors import (
@@ -29,6 +28,7 @@ from shoal.errors import (
     Unsupported,
     UpstreamFailed,
 )
+from shoal.kserve import protocol_pb2 as pb
 from shoal.types import BatchStats, DurationStat, InferenceStats, MemoryUsage, ModelStats
 
 PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2)

@@ -13,21 +13,22 @@ import numpy as np
 
 from shoal.backends.base import backoff
 from shoal.backends.base.presence import PresenceMixin
-from shoal.backends.triton import codec
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.llm_schema import LlmSchema, detect_llm
 from shoal.backends.triton.pixels import detect_pixels
 from shoal.backends.triton.presence import ModelPresence
-from shoal.backends.triton.protocol_pb2 import (
+from shoal.backends.triton.response import read_outputs
+from shoal.backends.triton.schema import Embedder, TensorNames, detect_embedder
+from shoal.core.protocols import EngineFacts, Tensors
+from shoal.errors import ConfigError, InternalError, ShoalError, TransportFailed, UpstreamFailed
+from shoal.kserve import codec
+from shoal.kserve.protocol_pb2 import (
     ModelConfig,
     ModelInferRequest,
     ModelInferResponse,
     ModelMetadataResponse,
 )
-from shoal.backends.triton.schema import Embedder, TensorNames, detect_embedder
-from shoal.core.protocols import EngineFacts, Tensors
-from shoal.errors import ConfigError, InternalError, ShoalError, TransportFailed, UpstreamFailed
 from shoal.types import Array
 
 logger = logging.getLogger("shoal.triton")
@@ -195,7 +196,7 @@ class TritonEngine(PresenceMixin):
         return request
 
     def _read_answer(self, response: ModelInferResponse, outputs: Sequence[str], rows: int) -> dict[str, Array]:
-        arrays = codec.read_outputs(response)
+        arrays = read_outputs(response)
         answer: dict[str, Array] = {}
         for canonical in outputs:
             port = self._outputs[canonical]

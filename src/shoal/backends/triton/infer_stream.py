@@ -14,11 +14,9 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.errors import rpc_error, stream_error
-
-EMPTY_FINAL = "triton_enable_empty_final_response"
-FINAL = "triton_final_response"
+from shoal.kserve import FINAL
+from shoal.kserve import protocol_pb2 as pb
 
 END_S = 5.0
 """Seconds for a stream to end by itself after its last response; then it is canceled."""

@@ -23,7 +23,6 @@ from shoal.backends.triton.llm_answer import Answer
 from shoal.backends.triton.llm_request import Adapter, GenerationRequest, ModelTokenizer, RequestBuilder
 from shoal.backends.triton.llm_schema import LlmSchema, detect_llm
 from shoal.backends.triton.presence import ModelPresence
-from shoal.backends.triton.protocol_pb2 import ModelInferRequest, ModelInferResponse
 from shoal.core.protocols import GeneratorFacts, Piece, Prompt
 from shoal.errors import (
     BackendError,
@@ -37,6 +36,7 @@ from shoal.errors import (
     TransportFailed,
     UpstreamFailed,
 )
+from shoal.kserve.protocol_pb2 import ModelInferRequest, ModelInferResponse
 from shoal.types import Context, Sampling
 
 logger = logging.getLogger("shoal.triton")

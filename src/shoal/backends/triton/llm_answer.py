@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Any
 
-from shoal.backends.triton import codec
 from shoal.backends.triton.llm_request import GenerationRequest, ModelTokenizer
 from shoal.backends.triton.llm_schema import LOG_PROBS, OUTPUT, OUTPUT_IDS, LlmSchema
-from shoal.backends.triton.protocol_pb2 import ModelInferResponse
+from shoal.backends.triton.response import read_outputs, read_raw
 from shoal.core.protocols import Piece
 from shoal.errors import UpstreamFailed
+from shoal.kserve.protocol_pb2 import ModelInferResponse
 from shoal.types import Array, TokenLogprob
 
 FINISH_REASONS = {"length": "length", "max_tokens": "length", "content_filter": "content_filter"}
@@ -175,7 +175,7 @@ def _tensors(response: ModelInferResponse) -> dict[str, Any]:
     if not raw or len(raw) != len(outputs):
         return {
             name: array if array.dtype != object else array.reshape(-1)[0] if array.size else b""
-            for name, array in codec.read_outputs(response).items()
+            for name, array in read_outputs(response).items()
         }
     found: dict[str, Any] = {}
     for tensor, data in zip(outputs, raw, strict=True):
@@ -186,7 +186,7 @@ def _tensors(response: ModelInferResponse) -> dict[str, Any]:
         elif name in _SCALAR_NAMES and (one := _SCALAR_FORMATS.get(datatype)) is not None and len(data) == one.size:
             (found[name],) = one.unpack(data)
         elif name in _KNOWN_OUTPUTS:
-            found[name] = codec.from_raw(datatype, tuple(tensor.shape), data)
+            found[name] = read_raw(datatype, tuple(tensor.shape), data)
     return found
 
 

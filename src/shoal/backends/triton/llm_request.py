@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from shoal.backends.triton import codec
 from shoal.backends.triton.llm_schema import GUIDE, GUIDE_TYPE, IDS, LENGTHS, SAMPLING, LlmSchema
-from shoal.backends.triton.protocol_pb2 import ModelInferRequest
 from shoal.backends.triton.tensors import Tensor
 from shoal.core.protocols import Prompt
 from shoal.decoding import json_decoder
 from shoal.errors import ConfigError, InvalidValue
+from shoal.kserve import codec
+from shoal.kserve.protocol_pb2 import ModelInferRequest
 from shoal.types import Array, Guide, Sampling
 
 _CHOICES = json_decoder(list[str])

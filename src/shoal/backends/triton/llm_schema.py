@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
 from shoal.backends.triton.tensors import Tensor, Tensors, count_instances, detect_family, newest_version, read_tensors
+from shoal.kserve.protocol_pb2 import ModelConfig, ModelMetadataResponse
 
 Family: TypeAlias = Literal["vllm", "trtllm", "tokens", "llmapi", "dynamo", "text"]
 OutputMode: TypeAlias = Literal["delta", "cumulative", "ids"]

@@ -11,12 +11,12 @@ from typing import TypeVar
 
 import msgspec
 
-from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
 from shoal.backends.triton.repository_entry import Tensor, image_tensors, max_images_per_call, read_parameters
 from shoal.backends.triton.schema import Embedder, Port
 from shoal.backends.triton.tensors import count_instances, newest_version, read_tensors
 from shoal.decoding import json_decoder
 from shoal.errors import ConfigError
+from shoal.kserve.protocol_pb2 import ModelConfig, ModelMetadataResponse
 from shoal.specs import ContrastSpec, ImageSpec
 
 IMAGE, TEXT, CONTRAST = "shoal_image", "shoal_text", "shoal_contrast"

@@ -18,12 +18,13 @@ import grpc
 from google.protobuf.message import Message
 
 from shoal.backends.base.child_process import ChildProcess
-from shoal.backends.triton import protocol_pb2 as pb
-from shoal.backends.triton.client import OPTIONS, SERVICE, grpc_target
+from shoal.backends.triton.client import OPTIONS, grpc_target
 from shoal.backends.triton.distribution import Distribution
 from shoal.backends.triton.environment import Environment, server_environment
 from shoal.backends.triton.run_state import HOST, SHM_MARK
 from shoal.errors import SetupError
+from shoal.kserve import SERVICE
+from shoal.kserve import protocol_pb2 as pb
 
 _SHM_BYTES = 4 << 20
 """Initial shared memory of a python model, which grows on demand; Triton's own default of 1 MB grows at once."""

@@ -17,8 +17,8 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.text_format import MessageToString
 
 from shoal.backends.triton.naming import Part, check_served_name, triton_name
-from shoal.backends.triton.protocol_pb2 import ModelConfig
 from shoal.errors import ConfigError, ModelFileError
+from shoal.kserve.protocol_pb2 import ModelConfig
 from shoal.specs import ContrastSpec, ImageSpec, TextSpec
 
 FORMAT = 1

@@ -10,11 +10,11 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
 from shoal.backends.triton.repository_entry import read_parameters
 from shoal.backends.triton.tensors import Tensor, Tensors, count_instances, detect_family, newest_version, read_tensors
 from shoal.decoding import json_decoder
 from shoal.errors import UpstreamFailed
+from shoal.kserve.protocol_pb2 import ModelConfig, ModelMetadataResponse
 from shoal.specs import TextSpec
 from shoal.types import Array
 

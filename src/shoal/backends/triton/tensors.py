@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelMetadataResponse
 from shoal.errors import ConfigError
+from shoal.kserve.protocol_pb2 import ModelConfig, ModelMetadataResponse
 
 DATATYPES = {
     1: "BOOL",

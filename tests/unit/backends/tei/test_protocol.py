@@ -7,8 +7,8 @@ from pathlib import Path
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
-from shoal.backends.base.protocol_compile import compile_proto
 from shoal.backends.tei import tei_pb2 as pb
+from shoal.protobuf.compile import compile_proto
 from tests.fakes.tei_wire import PROTO, compile_wire
 
 OURS = Path(pb.__file__).with_name("tei.proto")

@@ -23,7 +23,7 @@ starts = len((folder / "starts").read_text().splitlines())
 
 {behaviour}
 import grpc
-from shoal.backends.triton import protocol_pb2 as pb
+from shoal.kserve import protocol_pb2 as pb
 
 ANSWERS = dict(
     ServerReady=pb.ServerReadyResponse(ready=True),

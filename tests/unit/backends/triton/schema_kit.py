@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from shoal.backends.triton.protocol_pb2 import ModelConfig, ModelInput, ModelMetadataResponse, ModelOutput
 from shoal.backends.triton.schema import Embedder, TensorNames, detect_embedder
 from shoal.backends.triton.tensors import DATATYPES
 from shoal.errors import ConfigError
+from shoal.kserve.protocol_pb2 import ModelConfig, ModelInput, ModelMetadataResponse, ModelOutput
 
 NUMBERS = {name: number for number, name in DATATYPES.items()}
 Tensor: TypeAlias = tuple[str, str, Sequence[int]]

@@ -12,12 +12,14 @@ import grpc
 import numpy as np
 import pytest
 
-from shoal.backends.triton import codec, infer_stream
-from shoal.backends.triton import protocol_pb2 as pb
+from shoal.backends.triton import infer_stream
 from shoal.backends.triton.client import OPTIONS, Client, Tls
 from shoal.backends.triton.errors import ModelGone
-from shoal.backends.triton.infer_stream import EMPTY_FINAL, InferStream
+from shoal.backends.triton.infer_stream import InferStream
+from shoal.backends.triton.response import read_outputs
 from shoal.errors import DeadlineExceeded, InputRejected, OutOfMemory, SetupError, TransportFailed, UpstreamFailed
+from shoal.kserve import EMPTY_FINAL, codec
+from shoal.kserve import protocol_pb2 as pb
 from tests.fakes import certificates, triton_codec
 from tests.fakes.triton import FakeModel, FakeTriton, Refused, embedder, empty, reply
 
@@ -66,7 +68,7 @@ async def collect(client: Client, request: pb.ModelInferRequest, seconds: float 
     """Return the numbers that a streaming model returned."""
     async with aclosing(client.stream_infer(request, soon(seconds))) as stream:
         answers = [answer async for answer in stream]
-    return [int(codec.read_outputs(answer)["n"][0]) for answer in answers]
+    return [int(read_outputs(answer)["n"][0]) for answer in answers]
 
 
 def number(request: pb.ModelInferRequest, n: int, final: bool | None = None) -> pb.ModelInferResponse:
@@ -75,7 +77,7 @@ def number(request: pb.ModelInferRequest, n: int, final: bool | None = None) -> 
 
 async def test_infer_sends_tensors_and_reads_the_answer(client: Client) -> None:
     answer = await client.infer(texts("a", "äö", b"\xff\x00\xff"), soon())
-    assert codec.read_outputs(answer)["vectors"][:, 0].tolist() == [1, 4, 3]
+    assert read_outputs(answer)["vectors"][:, 0].tolist() == [1, 4, 3]
 
 
 async def test_nothing_is_connected_before_the_first_call(triton: FakeTriton) -> None:
@@ -203,13 +205,13 @@ async def test_a_cancelled_member_harms_no_other(triton: FakeTriton, client: Cli
     for index in (0, 2):
         answer = results[index]
         assert isinstance(answer, pb.ModelInferResponse)
-        assert codec.read_outputs(answer)["vectors"][0, 0] == index + 1
+        assert read_outputs(answer)["vectors"][0, 0] == index + 1
 
 
 async def test_an_answer_may_be_larger_than_four_mebibytes(triton: FakeTriton, client: Client) -> None:
     big = np.ones((32, 50_000), np.float32)
     triton.models["emb"].answer = lambda request: reply(request, vectors=big)
-    answer = codec.read_outputs(await client.infer(texts("a" * 6_000_000), soon()))["vectors"]
+    answer = read_outputs(await client.infer(texts("a" * 6_000_000), soon()))["vectors"]
     assert answer.nbytes == 6_400_000 and (answer == 1).all()
 
 
@@ -246,7 +248,7 @@ async def test_typed_requests_and_answers_of_other_servers(triton: FakeTriton, c
     request.inputs.add(name="text", datatype="BYTES", shape=[1, 1]).contents.bytes_contents.append(b"abc")
     answer = await client.infer(request, soon())
     assert not answer.raw_output_contents
-    assert codec.read_outputs(answer)["vectors"].tolist() == [[3.0] * 4]
+    assert read_outputs(answer)["vectors"].tolist() == [[3.0] * 4]
 
 
 async def test_a_single_answer_of_a_streaming_model_is_refused(triton: FakeTriton, client: Client) -> None:
@@ -317,7 +319,7 @@ async def test_a_models_error_ends_the_stream_after_what_came(triton: FakeTriton
 
     stream_model(triton, fails)
     stream = client.stream_infer(pb.ModelInferRequest(model_name="llm"), soon())
-    assert codec.read_outputs(await anext(stream))["n"] == [1]
+    assert read_outputs(await anext(stream))["n"] == [1]
     with pytest.raises(UpstreamFailed, match="boom"):
         await anext(stream)
 
@@ -337,7 +339,7 @@ async def test_leaving_a_stream_cancels_it_on_the_server(triton: FakeTriton, cli
 
     stream_model(triton, endless)
     stream = client.stream_infer(pb.ModelInferRequest(model_name="llm"), soon())
-    assert [codec.read_outputs(await anext(stream))["n"][0] for _ in range(3)] == [1, 2, 3]
+    assert [read_outputs(await anext(stream))["n"][0] for _ in range(3)] == [1, 2, 3]
     await stream.aclose()
     await asyncio.wait_for(triton.left.wait(), 30)
 
@@ -359,7 +361,7 @@ async def last_then(triton: FakeTriton, client: Client, ends: asyncio.Event, *, 
         with pytest.raises(UpstreamFailed, match="boom"):
             await anext(stream)
     else:
-        assert codec.read_outputs(await anext(stream))["n"] == [1]
+        assert read_outputs(await anext(stream))["n"] == [1]
     return stream
 
 
@@ -433,7 +435,7 @@ async def test_after_a_restart_the_first_calls_work_again(triton: FakeTriton, cl
             break
         except TransportFailed:
             await asyncio.sleep(0.01)  # real time: gRPC's own pause between attempts runs
-    assert codec.read_outputs(answer)["vectors"][0, 0] == 3
+    assert read_outputs(answer)["vectors"][0, 0] == 3
 
 
 async def test_closing_breaks_off_calls_in_flight_and_refuses_new_ones(triton: FakeTriton, client: Client) -> None:

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 import numpy as np
 import pytest
 
-from shoal.backends.triton import codec
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control, IndexEntry, load_request, to_model_stats
 from shoal.backends.triton.errors import ModelGone
 from shoal.errors import Crashed, DeadlineExceeded, ModelFailed, ModelNotFound, SetupError, TransportFailed
+from shoal.kserve import codec
+from shoal.kserve import protocol_pb2 as pb
 from shoal.types import BatchStats, DurationStat, InferenceStats, MemoryUsage, ModelStats
 from tests.fakes.triton import FakeModel, FakeTriton, embedder
 

@@ -14,7 +14,6 @@ import pytest
 
 from shoal.backends.base import backoff
 from shoal.backends.triton import engine as engine_module
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.engine import DEFAULT_BATCH_SIZE, Endpoint, TritonEngine, build_facts
@@ -32,6 +31,7 @@ from shoal.errors import (
     TransportFailed,
     UpstreamFailed,
 )
+from shoal.kserve import protocol_pb2 as pb
 from shoal.types import Array
 from tests.fakes import triton_codec
 from tests.fakes.triton import Code, FakeModel, FakeTriton, Refused, reply

@@ -11,7 +11,6 @@ import pytest
 
 from shoal.backends.triton.engine import build_facts, detect_schema
 from shoal.backends.triton.pixels import detect_pixels, has_images, read_contrast_spec, read_image_spec
-from shoal.backends.triton.protocol_pb2 import ModelConfig
 from shoal.backends.triton.repository import Repository
 from shoal.backends.triton.repository_entry import (
     MAX_PIXEL_BYTES,
@@ -23,6 +22,7 @@ from shoal.backends.triton.repository_entry import (
 )
 from shoal.backends.triton.schema import Embedder, TensorNames
 from shoal.errors import ConfigError, ModelFileError
+from shoal.kserve.protocol_pb2 import ModelConfig
 from shoal.specs import ContrastSpec, ImageSpec, ScoreSpec
 from tests.unit.backends.triton.entry_kit import SPEC, entry
 from tests.unit.backends.triton.schema_kit import metadata, refusal

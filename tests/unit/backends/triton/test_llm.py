@@ -15,7 +15,6 @@ from shoal.backends.base import backoff
 from shoal.backends.triton import client as client_module
 from shoal.backends.triton import engine as engine_module
 from shoal.backends.triton import infer_stream
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.control import Control
 from shoal.backends.triton.engine import Endpoint
@@ -34,6 +33,7 @@ from shoal.errors import (
     TransportFailed,
     UpstreamFailed,
 )
+from shoal.kserve import protocol_pb2 as pb
 from shoal.types import Context, Sampling
 from tests.fakes.triton import Code, FakeTriton, Refused
 from tests.fakes.triton_llm import TENSORS, Kind, Script, Talker, talker

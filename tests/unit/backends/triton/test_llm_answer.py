@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.triton import codec
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.llm_answer import MIN_LOGPROB, REPLACED, Answer
 from shoal.backends.triton.llm_request import GenerationRequest, ModelTokenizer
 from shoal.backends.triton.llm_schema import detect_llm
 from shoal.core.protocols import Piece, Prompt
 from shoal.errors import UpstreamFailed
+from shoal.kserve import codec
+from shoal.kserve import protocol_pb2 as pb
 from shoal.types import Array, Sampling, TokenLogprob
 from tests.fakes import triton_codec
 from tests.fakes.triton_llm import Kind, talker_config, texts

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.llm_request import (
     DEFAULT_MAX_TOKENS,
     Adapter,
@@ -23,6 +22,7 @@ from shoal.backends.triton.llm_request import (
 from shoal.backends.triton.llm_schema import LlmSchema, detect_llm
 from shoal.core.protocols import Prompt
 from shoal.errors import ConfigError, InputRejected, InvalidValue
+from shoal.kserve import protocol_pb2 as pb
 from shoal.types import Guide, Sampling
 from tests.fakes import triton_codec
 from tests.fakes.triton_llm import TENSORS, Kind, decode_inputs, talker_config

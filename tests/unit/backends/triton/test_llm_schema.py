@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.engine import detect_schema
 from shoal.backends.triton.llm_schema import LlmSchema, detect_llm, find_parts
 from shoal.backends.triton.schema import Embedder, TensorNames
 from shoal.errors import ConfigError
+from shoal.kserve import protocol_pb2 as pb
 from tests.fakes.triton import embedder
 from tests.fakes.triton_llm import TENSORS, Kind, talker_config
 

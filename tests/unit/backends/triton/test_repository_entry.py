@@ -11,9 +11,9 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.text_format import Parse
 
-from shoal.backends.triton.protocol_pb2 import ModelConfig
 from shoal.backends.triton.repository_entry import PROGRAMS, EntryOptions, Tensor, TritonModel, triton_models
 from shoal.errors import ConfigError, InvalidValue, ModelFileError
+from shoal.kserve.protocol_pb2 import ModelConfig
 from shoal.specs import MultiSpec, ScoreSpec, SparseSpec, TextSpec
 from tests.unit.backends.triton.entry_kit import SPEC, entry
 

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.triton.protocol_pb2 import (
+from shoal.backends.triton.repository_entry import EntryOptions, EntrySpec, triton_models
+from shoal.backends.triton.schema import Embedder, Port, TensorNames, detect_embedder
+from shoal.errors import ConfigError, UpstreamFailed
+from shoal.kserve.protocol_pb2 import (
     ModelConfig,
     ModelInstanceGroup,
     ModelMetadataResponse,
@@ -19,9 +22,6 @@ from shoal.backends.triton.protocol_pb2 import (
     ModelSequenceBatching,
     ModelTransactionPolicy,
 )
-from shoal.backends.triton.repository_entry import EntryOptions, EntrySpec, triton_models
-from shoal.backends.triton.schema import Embedder, Port, TensorNames, detect_embedder
-from shoal.errors import ConfigError, UpstreamFailed
 from shoal.specs import TextSpec
 from tests.unit.backends.triton.schema_kit import (
     IDS,

@@ -9,7 +9,7 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.backends.triton import protocol_pb2 as protocol
+from shoal.kserve import protocol_pb2 as protocol
 from shoal.surfaces.health.statistics import encode_statistics
 from shoal.types import BatchStats, DurationStat, InferenceStats, MemoryUsage, ModelStats
 

@@ -15,10 +15,10 @@ from shoal.backends.triton.engine import Endpoint, Schema, detect_schema
 from shoal.backends.triton.errors import ModelGone
 from shoal.backends.triton.llm_schema import LlmSchema, find_parts
 from shoal.backends.triton.naming import is_part, served_name
-from shoal.backends.triton.protocol_pb2 import ModelConfig
 from shoal.config.settings import ModelTable
 from shoal.core.lifecycle.loading import ProgressReporter
 from shoal.errors import ConfigError, ShoalError, TransportFailed
+from shoal.kserve.protocol_pb2 import ModelConfig
 from shoal.models.address import Address, ServedModel, check_name
 from shoal.models.store import StoredModel
 from shoal.types import ModelStats

@@ -14,8 +14,8 @@ import grpc.aio
 import numpy as np
 
 from shoal.backends import parse_address
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.open.models import TritonRunner
+from shoal.kserve import protocol_pb2 as pb
 from shoal.models.manifest import Manifest, measure
 from shoal.models.store import Store, StoredModel
 from shoal.specs import TextSpec

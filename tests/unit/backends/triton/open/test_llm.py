@@ -11,12 +11,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from shoal.backends import parse_address
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.open.connections import TritonConnections
 from shoal.backends.triton.open.models import TritonGenerationRunner
 from shoal.backends.triton.open.targets import list_offers
 from shoal.config.settings import ModelTable, Settings
 from shoal.errors import ConfigError, InvalidValue, ModelFileError, TransportFailed, Unsupported
+from shoal.kserve import protocol_pb2 as pb
 from shoal.models.address import ServedModel
 from shoal.types import Chunk, Embed, Generate, Message, Sampling
 from tests.fakes.triton import FakeModel, FakeTriton

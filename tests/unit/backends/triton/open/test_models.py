@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from shoal.backends.triton import codec
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.open.models import TritonRunner
+from shoal.backends.triton.response import read_outputs
 from shoal.config.settings import ModelTable
 from shoal.errors import ConfigError, NotFinite, Unsupported
+from shoal.kserve import protocol_pb2 as pb
 from shoal.models.store import StoredModel
 from shoal.pipelines.text.tokens import TextPipeline
 from shoal.specs import TextSpec
@@ -283,7 +283,7 @@ class TestTokenModels:
         answer = model.answer
 
         def both(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
-            rows = codec.read_outputs(answer(request))["sentence_embedding"]
+            rows = read_outputs(answer(request))["sentence_embedding"]
             unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
             return reply(request, sentence_embedding=unit, pooled=rows)
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from shoal.backends import parse_address
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.open.connections import TritonConnections
 from shoal.backends.triton.open.models import list_offers
 from shoal.config.settings import ModelTable, Settings
 from shoal.core.scheduling.ejection import MAX_FAILURES
 from shoal.errors import ModelFailed, TransportFailed, UpstreamFailed
+from shoal.kserve import protocol_pb2 as pb
 from shoal.models.address import ServedModel
 from shoal.types import ModelStats
 from tests.fakes import triton_codec

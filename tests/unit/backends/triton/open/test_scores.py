@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.open.models import TritonRunner
 from shoal.backends.triton.open.scores import TextScorePipeline
 from shoal.config.settings import ModelTable
 from shoal.errors import ConfigError, InvalidValue, Unsupported
+from shoal.kserve import protocol_pb2 as pb
 from shoal.pipelines.scores import apply_activation
 from shoal.pipelines.text.pairing import PairInput, PairTokenizer
 from shoal.pipelines.text.pairs import PairPipeline

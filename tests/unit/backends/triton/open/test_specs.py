@@ -16,13 +16,13 @@ import pytest
 
 from shoal.backends import parse_address
 from shoal.backends.base.prompts import apply_prompts
-from shoal.backends.triton import codec
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.open.host import build_entry_spec
 from shoal.backends.triton.open.models import TritonRunner
 from shoal.backends.triton.repository_entry import TritonModel, triton_models
+from shoal.backends.triton.response import read_outputs
 from shoal.config.settings import ModelTable, Settings
 from shoal.errors import ConfigError, ModelFileError
+from shoal.kserve import protocol_pb2 as pb
 from shoal.models.prepare import prepare
 from shoal.models.sources import Access
 from shoal.models.space import stored_space
@@ -219,7 +219,7 @@ class TestEntries:
             right = other.answer
 
             def wrong(request: pb.ModelInferRequest, right: Any = right) -> pb.ModelInferResponse:
-                found = codec.read_outputs(right(request))
+                found = read_outputs(right(request))
                 return reply(request, final=None, **{key: np.roll(rows, 3, axis=-1) for key, rows in found.items()})
 
             other.answer = wrong
@@ -275,7 +275,7 @@ class TestForeignHeads:
         model.answer = lambda request: reply(
             request,
             final=None,
-            **{**codec.read_outputs(pooled(request)), **codec.read_outputs(hidden(request))},
+            **{**read_outputs(pooled(request)), **read_outputs(hidden(request))},
         )
         runner = await opened("tok", table=ModelTable(tokenizer=str(source)))
         assert runner.facts.vectors == ("dense", "tokens")
@@ -288,7 +288,7 @@ class TestForeignHeads:
         model = triton.add(token_model("tok", 12))
         right = model.answer
         model.answer = lambda request: reply(
-            request, sentence_embedding=np.maximum(codec.read_outputs(right(request))["sentence_embedding"], 0)
+            request, sentence_embedding=np.maximum(read_outputs(right(request))["sentence_embedding"], 0)
         )
         table = ModelTable(tokenizer=str(source), output_names={"sparse_embedding": "sentence_embedding"})
         runner = await opened("tok", table=table)

@@ -11,10 +11,10 @@ import numpy as np
 from google.protobuf.text_format import Parse
 
 from shoal.backends import parse_address
-from shoal.backends.triton import protocol_pb2 as pb
 from shoal.backends.triton.open.host import build_entry_spec
 from shoal.backends.triton.repository_entry import triton_models
 from shoal.config.settings import Settings
+from shoal.kserve import protocol_pb2 as pb
 from shoal.models.manifest import ImagePart, Manifest, measure
 from shoal.models.store import Store, StoredModel
 from shoal.pipelines.image import ImagePipeline

@@ -1,6 +1,6 @@
-"""Generated from protocol.proto by protocol_compile.py: edit that file, not this one."""
+"""Generated from protocol.proto by shoal.protobuf.compile: edit that file, not this one."""
 
-from shoal.backends.base.protobuf import define_messages
+from shoal.protobuf import define_messages
 
 DATA = (
     b'\n\x0eprotocol.proto\x12\x0cshoal.triton"\x13\n\x11ServerLiveRequest""\n\x12ServerLiveResponse\x12\x0c\n\x04live'

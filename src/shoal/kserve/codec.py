@@ -9,18 +9,13 @@ tensors are object arrays: str or bytes when sent, bytes when received, since UT
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
-from shoal.backends.triton.protocol_pb2 import (
-    InferParameter,
-    InferTensorContents,
-    ModelInferRequest,
-    ModelInferResponse,
-)
-from shoal.errors import InputRejected, InternalError, Unsupported, UpstreamFailed
+from shoal.errors import InputRejected, InternalError, Unsupported
+from shoal.kserve.protocol_pb2 import InferParameter, InferTensorContents, ModelInferRequest
 from shoal.types import Array
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -61,6 +56,10 @@ LENGTH = struct.Struct("<I")
 Parameter = bool | int | float | str
 
 
+class InvalidTensor(ValueError):
+    """A received tensor is invalid: its contents do not match its datatype and shape."""
+
+
 def add_input(request: ModelInferRequest, name: str, datatype: str, array: Array) -> ModelInferRequest.InferInputTensor:
     """Append one tensor with raw contents, converted to `datatype`.
 
@@ -71,18 +70,18 @@ def add_input(request: ModelInferRequest, name: str, datatype: str, array: Array
     return request.inputs.add(name=name, datatype=datatype, shape=array.shape)
 
 
-def read_outputs(response: ModelInferResponse) -> dict[str, Array]:
-    """Return all tensors of a response by name, in the shapes that it states, from raw or typed contents.
+def read_tensors(tensors: Sequence[Any], raw: Sequence[bytes]) -> dict[str, Array]:
+    """Return all inputs of a request, or all outputs of a response, by name, in the shapes that they state, from raw or
+    typed contents.
 
-    Numbers in raw contents are not copied: their arrays are read-only. Raises UpstreamFailed if the contents do not
+    Numbers in raw contents are not copied: their arrays are read-only. Raises InvalidTensor if the contents do not
     match the stated datatypes and shapes.
     """
-    raw = response.raw_output_contents
-    if raw and len(raw) != len(response.outputs):
-        raise UpstreamFailed(f"the model returned {len(response.outputs)} tensors with {len(raw)} raw contents")
+    if raw and len(raw) != len(tensors):
+        raise InvalidTensor(f"{len(tensors)} tensors have {len(raw)} raw contents")
     return {
         tensor.name: _read_tensor(tensor.name, tensor.datatype, tuple(tensor.shape), raw[i] if raw else tensor.contents)
-        for i, tensor in enumerate(response.outputs)
+        for i, tensor in enumerate(tensors)
     }
 
 
@@ -96,22 +95,22 @@ def to_raw(datatype: str, array: Array) -> bytes:
 
 
 def from_raw(datatype: str, shape: tuple[int, ...], data: bytes) -> Array:
-    """Return raw contents as an array of `shape`. Raises UpstreamFailed if their length does not match it."""
+    """Return raw contents as an array of `shape`. Raises InvalidTensor if their length does not match it."""
     if datatype == "BYTES":
         return from_blob(data, shape)
     dtype = np.dtype("<u2") if datatype == "BF16" else _dtype(datatype)
     size = _size(shape)
     if len(data) != size * dtype.itemsize:
-        raise UpstreamFailed(f"{datatype} {list(shape)} takes {size * dtype.itemsize} bytes, not {len(data)}")
+        raise InvalidTensor(f"{datatype} {list(shape)} takes {size * dtype.itemsize} bytes, not {len(data)}")
     array = np.frombuffer(data, dtype=dtype).reshape(shape)
     return from_bf16(array) if datatype == "BF16" else array
 
 
 def from_typed(datatype: str, shape: tuple[int, ...], contents: InferTensorContents) -> Array:
-    """Return typed contents as an array of `shape`. Raises UpstreamFailed if their count or a value does not fit."""
+    """Return typed contents as an array of `shape`. Raises InvalidTensor if their count or a value does not fit."""
     values = getattr(contents, _field(datatype))
     if len(values) != _size(shape):
-        raise UpstreamFailed(f"{datatype} {list(shape)} takes {_size(shape)} values, not {len(values)}")
+        raise InvalidTensor(f"{datatype} {list(shape)} takes {_size(shape)} values, not {len(values)}")
     if datatype == "BYTES":
         return _objects(list(values), shape)
     # INT8 and INT16 are sent in 32 bits.
@@ -119,7 +118,7 @@ def from_typed(datatype: str, shape: tuple[int, ...], contents: InferTensorConte
     try:
         return _cast(datatype, np.array(values, dtype=wide).reshape(shape))
     except InputRejected as error:
-        raise UpstreamFailed(error.message) from error
+        raise InvalidTensor(error.message) from error
 
 
 def to_blob(array: Array) -> bytes:
@@ -133,7 +132,7 @@ def to_blob(array: Array) -> bytes:
 
 
 def from_blob(data: bytes, shape: tuple[int, ...]) -> Array:
-    """Decode the output of `to_blob` to an object array of bytes. Raises UpstreamFailed if it is truncated or too
+    """Decode the output of `to_blob` to an object array of bytes. Raises InvalidTensor if it is truncated or too
     long."""
     elements: list[bytes] = []
     append, length_at, end, position = elements.append, LENGTH.unpack_from, len(data), 0
@@ -143,7 +142,7 @@ def from_blob(data: bytes, shape: tuple[int, ...]) -> Array:
         position = start + length_at(data, position)[0]
         append(data[start:position])
     if position != end or len(elements) != size:
-        raise UpstreamFailed(f"BYTES {list(shape)} is broken: {len(elements)} of {size} elements in {end} bytes")
+        raise InvalidTensor(f"BYTES {list(shape)} is broken: {len(elements)} of {size} elements in {end} bytes")
     return _objects(elements, shape)
 
 
@@ -189,10 +188,10 @@ def _read_tensor(name: str, datatype: str, shape: tuple[int, ...], contents: byt
         if isinstance(contents, bytes):
             return from_raw(datatype, shape, contents)
         return from_typed(datatype, shape, contents)
-    except UpstreamFailed as error:
-        raise UpstreamFailed(f"tensor {name!r}: {error.message}") from error
-    except Unsupported as error:  # the server sent it: not an error of the request
-        raise UpstreamFailed(f"tensor {name!r}: {error.message}") from error
+    except InvalidTensor as error:
+        raise InvalidTensor(f"tensor {name!r}: {error}") from error
+    except Unsupported as error:  # the sender chose the datatype
+        raise InvalidTensor(f"tensor {name!r}: {error.message}") from error
 
 
 def _cast(datatype: str, array: Array) -> Array:
@@ -253,10 +252,10 @@ def _objects(elements: list[bytes], shape: tuple[int, ...]) -> Array:
 
 
 def _size(shape: tuple[int, ...]) -> int:
-    """Return the number of elements. Raises UpstreamFailed for a negative length: -1 has no meaning in a response."""
+    """Return the number of elements. Raises InvalidTensor for a negative length: -1 has no meaning in contents."""
     size = 1
     for length in shape:
         if length < 0:
-            raise UpstreamFailed(f"the shape {list(shape)} has a negative length")
+            raise InvalidTensor(f"the shape {list(shape)} has a negative length")
         size *= length
     return size

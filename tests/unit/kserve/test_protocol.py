@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 
-from shoal.backends.base import protocol_compile
-from shoal.backends.triton import protocol_pb2 as pb
+from shoal.kserve import protocol_pb2 as pb
+from shoal.protobuf import compile as protocol_compile
 
 PROTO = Path(pb.__file__).with_name("protocol.proto")
 
@@ -116,7 +116,7 @@ def test_it_lives_beside_another_inference_package_in_one_process(implementation
 import sys
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from shoal.backends.triton import protocol_pb2 as pb
+from shoal.kserve import protocol_pb2 as pb
 file = FileDescriptorProto(name="grpc_service.proto", package="inference", syntax="proto3")
 file.message_type.add(name="ModelInferRequest")
 descriptor_pool.Default().AddSerializedFile(file.SerializeToString())

@@ -1,4 +1,4 @@
-"""Generates _pb2.py and _pb2.pyi from each backend's .proto: `python -m shoal.backends.base.protocol_compile`.
+"""Generates _pb2.py and _pb2.pyi from each .proto of the package: `python -m shoal.protobuf.compile`.
 
 A development step that needs grpcio-tools; the results are committed. protoc's own Python output rejects older
 protobuf runtimes. This output has the same descriptor and creates its classes with `protobuf.define_messages`.
@@ -12,15 +12,15 @@ from pathlib import Path
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
 
-PROTOS = tuple(sorted(Path(__file__).parents[1].glob("*/*.proto")))
+PROTOS = tuple(sorted(Path(__file__).parents[1].rglob("*.proto")))
 """File names must differ, because one process loads all of them."""
 
 WIDTH = 115
 
 MODULE = '''\
-"""Generated from {proto} by protocol_compile.py: edit that file, not this one."""
+"""Generated from {proto} by shoal.protobuf.compile: edit that file, not this one."""
 
-from shoal.backends.base.protobuf import define_messages
+from shoal.protobuf import define_messages
 
 DATA = (
 {data}
