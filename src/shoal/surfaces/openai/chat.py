@@ -11,9 +11,9 @@ from shoal.http.request import Reply, Request
 from shoal.surfaces.openai import wire_chat as wire
 from shoal.surfaces.openai.conversation import to_messages, to_tool, to_tool_selection, to_tools
 from shoal.surfaces.openai.events import ENCODE, AnswerHeader, CompletionEvents, to_timings, to_usage, wants_usage
-from shoal.surfaces.openai.sampling import to_guide, to_sampling
 from shoal.surfaces.shared.generation import Answer, Choice, generate_reply
 from shoal.surfaces.shared.logprobs import to_finite_logprob, token_bytes
+from shoal.surfaces.shared.sampling import to_guide, to_sampling
 from shoal.types import Chunk, Fields, Generate, TokenLogprob, ToolDelta, Usage
 
 if TYPE_CHECKING:

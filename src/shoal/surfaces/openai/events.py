@@ -113,7 +113,7 @@ class CompletionEvents:
         return self._release() + self.head + tail
 
 
-def wants_usage(payload: wire.Sampled) -> bool:
+def wants_usage(payload: wire.CompletionFields) -> bool:
     """Whether a stream ends with a usage event. Raises InvalidValue, as OpenAI does, for stream options without a
     stream."""
     if payload.stream_options is None:

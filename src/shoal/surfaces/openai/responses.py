@@ -15,8 +15,8 @@ from shoal.surfaces.openai import wire_responses as wire
 from shoal.surfaces.openai.conversation import ToolSelection, to_content, to_tool, to_tool_selection
 from shoal.surfaces.openai.events import ENCODE, AnswerHeader
 from shoal.surfaces.openai.response_events import ResponseEvents, encode_body
-from shoal.surfaces.openai.sampling import schema_guide
 from shoal.surfaces.shared.generation import generate_reply
+from shoal.surfaces.shared.sampling import schema_guide
 from shoal.surfaces.shared.wire_conversations import MAX_CALLS
 from shoal.types import Fields, Generate, Guide, Message, Sampling, Tool, ToolCall
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from shoal.surfaces.openai.wire_chat import ContentPart, Fraction, FunctionDefinition, MaxTokens, Unused
+from shoal.surfaces.openai.wire_chat import ContentPart, FunctionDefinition, Unused
 from shoal.surfaces.shared.wire_conversations import MAX_MESSAGES, MAX_TOOLS, Json, Object
+from shoal.surfaces.shared.wire_sampling import Fraction, MaxTokens
 
 
 class InputItem(msgspec.Struct, kw_only=True):

@@ -10,7 +10,7 @@ import msgspec
 from shoal.errors import InvalidValue, WrongType
 from shoal.http.json.decoder import to_request_error
 from shoal.http.json.extras import check_depth, check_pieces, to_json_bytes
-from shoal.surfaces.openai import wire_chat as wire
+from shoal.surfaces.shared import wire_sampling as wire
 from shoal.surfaces.shared.wire_conversations import Json
 from shoal.types import Guide, Sampling
 
@@ -31,7 +31,7 @@ _TOO_MANY = "%s and %s both constrain the answer; send one of them."
 
 
 def to_sampling(
-    payload: wire.Sampled, *, max_tokens: int | None, logprobs: int | None, guide: Guide | None
+    payload: wire.SamplingFields, *, max_tokens: int | None, logprobs: int | None, guide: Guide | None
 ) -> Sampling:
     """Convert all sampling fields of a request."""
     return Sampling(
@@ -58,7 +58,7 @@ def to_sampling(
     )
 
 
-def to_guide(payload: wire.Sampled) -> Guide | None:
+def to_guide(payload: wire.SamplingFields) -> Guide | None:
     """Return the guide of a request, from any of its fields. Raises InvalidValue if there are two."""
     if not (
         payload.response_format
