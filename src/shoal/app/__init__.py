@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.app.discovery import Discovery, offers_all
 from shoal.app.loader import ModelLoader
@@ -36,6 +37,9 @@ from shoal.server.memory_allocation import keep_freed_memory
 from shoal.surfaces import Application, ImageReader, Options, build_app, build_surfaces
 from shoal.types import ModelStats
 from shoal.web import Pages
+
+if TYPE_CHECKING:
+    from grpc import GenericRpcHandler
 
 logger = logging.getLogger("shoal")
 
@@ -70,9 +74,16 @@ class RunningModels:
 
 @dataclass(slots=True)
 class App(RunningModels):
-    """A running Shoal: `asgi` answers from the start."""
+    """A running Shoal: `asgi` answers from the start. `options`: those of its surfaces."""
 
     asgi: Application
+    options: Options
+
+    def grpc_calls(self) -> GenericRpcHandler:
+        """Return the calls of KServe v2 over gRPC."""
+        from shoal.surfaces.kserve.grpc_calls import KServeCalls  # late: gRPC takes 0.2 s to import
+
+        return KServeCalls(self.gateway, self.options)
 
 
 @asynccontextmanager
@@ -94,7 +105,7 @@ async def open_app(loaded: LoadedConfig, served: Sequence[str], progress: Progre
         )
         surfaces = build_surfaces(options)
         front = build_app(gateway, [*surfaces, OpenApi(surfaces), Pages()], options)
-        yield App(gateway, observer, running.loading, running.first_checks, running.foreign, front)
+        yield App(gateway, observer, running.loading, running.first_checks, running.foreign, front, options)
 
 
 async def _open_image_reader(stack: AsyncExitStack, settings: Settings) -> ImageReader:

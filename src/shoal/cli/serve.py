@@ -23,6 +23,7 @@ from shoal.errors import SetupError, ShoalError
 if TYPE_CHECKING:
     from shoal.app import App
     from shoal.core.registry import ModelCard
+    from shoal.server.grpc_server import GrpcServer
 
 POLL_INTERVAL_S = 0.5
 """Interval at which to check whether models are merely waiting. The banner waits for models that are still loading."""
@@ -85,7 +86,10 @@ async def _serve(
 
     settings, stop = loaded.settings, asyncio.Event()
     with stop_signals(stop):
+        calls = _bind_grpc(settings)
         async with opening as app:
+            if calls is not None:
+                await calls.start(app.grpc_calls())
             server = HttpServer(
                 app.asgi,
                 sockets,
@@ -93,6 +97,7 @@ async def _serve(
                 drain_delay_s=settings.drain_delay_s,
                 drain_timeout_s=settings.drain_timeout_s,
                 drain_idle_s=settings.drain_idle_s,
+                companions=[calls.stop] if calls is not None else [],
             )
             loading = asyncio.create_task(_announce(app, loaded, sockets[0].getsockname()[1]))
             loading.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
@@ -102,6 +107,25 @@ async def _serve(
                 loading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await loading
+
+
+def _bind_grpc(settings: Settings) -> GrpcServer | None:
+    if settings.grpc_port is None and settings.grpc_socket is None:
+        return None
+    from shoal.server.grpc_server import GrpcServer
+
+    made = GrpcServer(
+        settings.host,
+        settings.grpc_port,
+        settings.grpc_socket,
+        max_bytes=settings.max_body_bytes,
+        max_calls=settings.max_queue_items,
+    )
+    if made.port is not None:
+        _log.info("listening for gRPC on %s port %d", settings.host, made.port)
+    if settings.grpc_socket is not None:
+        _log.info("listening for gRPC on %s", settings.grpc_socket)
+    return made
 
 
 async def _announce(app: App, loaded: LoadedConfig, port: int) -> None:

@@ -83,6 +83,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: Annotated[Name, _server("Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535), _server("Port to listen on; 0 lets the system choose.")] = 8080
+    grpc_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        _server("Port for KServe v2 over gRPC; 0 lets the system choose."),
+    ] = None
+    grpc_socket: Annotated[
+        str | None, _server("Unix socket for KServe v2 over gRPC; only this user can open it.", path=True)
+    ] = None
     insecure: Annotated[bool, _server("Allow serving other machines without an API key.")] = False
     api_key: Annotated[
         tuple[Key, ...], _server("Key that clients must send as `Authorization: Bearer`; repeatable.", secret=True)

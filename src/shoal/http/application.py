@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.routing import Router
 
 from shoal.core.protocols import Surface
-from shoal.errors import Cancelled, InternalError, Malformed, ModelNotReady, ShoalError
+from shoal.errors import Cancelled, Malformed, ModelNotReady, ShoalError
 from shoal.http.access_log import log_request
 from shoal.http.auth import Gate
 from shoal.http.body import Receive, check_head, has_unread_body, linger, read_body
@@ -26,8 +24,8 @@ from shoal.http.cors import Cors
 from shoal.http.disconnect import DisconnectWatch
 from shoal.http.headers import check_headers
 from shoal.http.operation import DocumentedOperation
-from shoal.http.redaction import redact_error
-from shoal.http.request import ErrorRenderer, Headers, Options, Reply, Request
+from shoal.http.redaction import log_bug, to_public_error
+from shoal.http.request import REQUEST_ID, ErrorRenderer, Headers, Options, Reply, Request
 from shoal.http.routes import Miss, Route, Routes
 from shoal.http.streaming import StreamBody
 
@@ -36,12 +34,9 @@ if TYPE_CHECKING:
 
 Send = Callable[[Any], Any]
 
-log = logging.getLogger("shoal.http")
-
 LARGE_BODY = 262_144
 """Bodies above this size are decoded one per turn of the event loop: each can hold it for 60 ms."""
 
-_SANE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
 _NOT_HTTP = Router()  # accepts lifespan events and rejects websockets
 _CLOSE = (b"connection", b"close")
@@ -83,7 +78,7 @@ class Application:
             return
         request = Request(scope, time.monotonic())
         given = request.headers.get(b"x-request-id")
-        is_valid = given is not None and _SANE_ID.fullmatch(given) is not None
+        is_valid = given is not None and REQUEST_ID.fullmatch(given) is not None
         request.id = given.decode("ascii") if given and is_valid else f"{self._id_prefix}{next(self._count):08x}"
         found = self.routes.find(request.method, request.path)
         try:
@@ -155,8 +150,8 @@ class Application:
             await operation.endpoint(request)
         if operation.method != "GET":
             limit = self._options.max_body_bytes if operation.limit is None else operation.limit
-            form = isinstance(operation, DocumentedOperation) and operation.form is not None
-            check_head(request, limit, json=operation.request is not None, form=form)
+            others = operation.other_bodies if isinstance(operation, DocumentedOperation) else ()
+            check_head(request, limit, json=operation.request is not None, others=others)
             body = request.exchange.take_body(limit) if request.exchange is not None else None
             if body is None:
                 with watch.limit_body_time():
@@ -232,13 +227,8 @@ def _render_reply(render: ErrorRenderer, error: ShoalError) -> Reply:
 
 
 def _report_error(request: Request, render: ErrorRenderer, error: Exception) -> Reply:
-    """Render an error in the client's dialect. A bug is logged in full; the client gets only the request id."""
-    if isinstance(error, ShoalError) and not isinstance(error, InternalError):
-        return _render_reply(render, redact_error(error, request.id))
-    _log_bug(request, error)
-    return _render_reply(
-        render, InternalError(f"The server failed to process this request; see its log ({request.id}).")
-    )
+    """Render an error in the client's dialect."""
+    return _render_reply(render, to_public_error(error, request.id, f"{request.method} {request.path}"))
 
 
 def _abort_stream(request: Request, error: Exception) -> int:
@@ -248,10 +238,5 @@ def _abort_stream(request: Request, error: Exception) -> int:
     """
     if isinstance(error, Cancelled):
         return 499
-    _log_bug(request, error)
+    log_bug(error, request.id, f"{request.method} {request.path}")
     raise error
-
-
-def _log_bug(request: Request, error: Exception) -> None:
-    message = "request %s failed: %s %s"
-    log.error(message, request.id, request.method, request.path, exc_info=error, extra={"request_id": request.id})

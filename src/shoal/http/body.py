@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from shoal.errors import BodyTooLarge, Cancelled, Malformed, Overloaded, UnsupportedMediaType
@@ -21,8 +21,8 @@ LINGER_S = 1.0
 LINGER_BYTES = 268_435_456
 
 
-def check_head(request: Request, limit: int, json: bool, form: bool = False) -> None:
-    """Check a body by its headers. `json`: it must be JSON; `form`: multipart/form-data is accepted too.
+def check_head(request: Request, limit: int, json: bool, others: Collection[bytes] = ()) -> None:
+    """Check a body by its headers. `json`: it must be JSON, or of one of the media types `others`.
 
     Raises UnsupportedMediaType, BodyTooLarge, Overloaded (too many incomplete bodies) or Malformed (invalid length).
     """
@@ -37,7 +37,7 @@ def check_head(request: Request, limit: int, json: bool, form: bool = False) -> 
         if (
             kind not in {b"", b"application/json"}
             and not kind.endswith((b"/json", b"+json"))
-            and not (form and kind == b"multipart/form-data")
+            and kind not in others
             and not _is_curl_form(request)
         ):
             raise UnsupportedMediaType(

@@ -53,7 +53,7 @@ def check_headers(raw: RawHeaders, version: str, client_header: bytes = b"") -> 
         raise Malformed(f"HTTP/{version} is not supported; send the request as HTTP/1.1.")
     headers = dict(raw)
     if len(headers) < len(raw):
-        _check_repeated(raw, client_header)
+        check_repeated(raw, client_header)
     host, encoding = headers.get(b"host"), headers.get(b"transfer-encoding")
     if host is not None and host_name(host) is None:
         raise Malformed("The 'host' header must be a host name or an IP address, with an optional port.")
@@ -63,7 +63,8 @@ def check_headers(raw: RawHeaders, version: str, client_header: bytes = b"") -> 
         raise Malformed("The request has no 'host' header, which HTTP/1.1 requires.")
 
 
-def _check_repeated(raw: RawHeaders, client_header: bytes) -> None:
+def check_repeated(raw: RawHeaders, client_header: bytes) -> None:
+    """Raise Malformed if a header that must have one value has several; `client_header` is one more such header."""
     seen = set()
     for name, _ in raw:
         if name in SINGLE_VALUE_HEADERS or name == client_header:

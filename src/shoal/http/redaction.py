@@ -6,7 +6,7 @@ import logging
 import re
 from urllib.parse import urlsplit
 
-from shoal.errors import RequestError, ShoalError, UpstreamRefused
+from shoal.errors import InternalError, RequestError, ShoalError, UpstreamRefused
 
 log = logging.getLogger("shoal.http")
 
@@ -47,6 +47,19 @@ def redact_error(error: ShoalError, request_id: str) -> ShoalError:
     if hidden.message != error.message:
         log.warning("request %s: %s", request_id, error.message, extra={"request_id": request_id})
     return hidden
+
+
+def to_public_error(error: Exception, request_id: str, what: str) -> ShoalError:
+    """Return the error for the client. A bug is logged in full with `what` failed; the client gets only the request
+    id."""
+    if isinstance(error, ShoalError) and not isinstance(error, InternalError):
+        return redact_error(error, request_id)
+    log_bug(error, request_id, what)
+    return InternalError(f"The server failed to process this request; see its log ({request_id}).")
+
+
+def log_bug(error: Exception, request_id: str, what: str) -> None:
+    log.error("request %s failed: %s", request_id, what, exc_info=error, extra={"request_id": request_id})
 
 
 def _hide_server(error: UpstreamRefused) -> UpstreamRefused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import AsyncIterator, Callable, Container, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 Body: TypeAlias = bytes | list[bytes] | AsyncIterator[bytes]
 ErrorRenderer: TypeAlias = Callable[[ShoalError], tuple[int, dict[str, str], bytes]]
+
+REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+"""Ids of requests that clients may choose."""
 
 JSON = (b"content-type", b"application/json")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")

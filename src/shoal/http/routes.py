@@ -20,7 +20,7 @@ class Route(NamedTuple):
 
 
 _Methods: TypeAlias = dict[str, Route]
-_SUFFIX = re.compile(r"(?:/[a-z]+)?")
+_SUFFIX = re.compile(r"(?:/[a-z_]+)?")
 
 
 class Miss(NamedTuple):

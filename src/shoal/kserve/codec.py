@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from shoal.errors import InputRejected, InternalError, Unsupported
-from shoal.kserve.protocol_pb2 import InferParameter, InferTensorContents, ModelInferRequest
 from shoal.types import Array
+
+if TYPE_CHECKING:  # the codec of arrays alone needs no protobuf
+    from shoal.kserve.protocol_pb2 import InferParameter, InferTensorContents, ModelInferRequest
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),

@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -127,7 +127,11 @@ def stop_signals(stop: asyncio.Event) -> Iterator[None]:
 
 
 class HttpServer:
-    """Serves an ASGI application with uvicorn's protocol over bound sockets."""
+    """Serves an ASGI application with uvicorn's protocol over bound sockets.
+
+    `companions` stop other servers of the process: each is called with the seconds that requests in flight have, when
+    this one stops listening.
+    """
 
     def __init__(
         self,
@@ -138,12 +142,14 @@ class HttpServer:
         drain_delay_s: float,
         drain_timeout_s: float,
         drain_idle_s: float,
+        companions: Sequence[Callable[[float], Coroutine[Any, Any, None]]] = (),
     ) -> None:
         self._asgi = asgi
         self._shutdown_reply = render_error(Unavailable("The server is shutting down: send the request again."))
         self._drain_delay_s = drain_delay_s
         self._drain_timeout_s = drain_timeout_s
         self._drain_idle_s = min(drain_idle_s, drain_timeout_s)
+        self._companions = companions
         # At lower levels uvicorn's protocol formats a log record for each connection.
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         config = uvicorn.Config(
@@ -180,6 +186,13 @@ class HttpServer:
                 dating.cancel()
 
     async def _drain(self, gateway: Drainable) -> None:
+        stops = [asyncio.create_task(stop(self._drain_timeout_s + ABORT_GRACE_S)) for stop in self._companions]
+        try:
+            await self._drain_connections(gateway)
+        finally:
+            await asyncio.gather(*stops)
+
+    async def _drain_connections(self, gateway: Drainable) -> None:
         await self._listener.close()
         for connection in list(self._state.connections):
             connection.drain(self._drain_idle_s)

@@ -13,6 +13,7 @@ from shoal.surfaces.cohere import Cohere
 from shoal.surfaces.health import Health
 from shoal.surfaces.images import Images
 from shoal.surfaces.infer import Infer
+from shoal.surfaces.kserve import KServe
 from shoal.surfaces.models import Models
 from shoal.surfaces.ollama import Ollama
 from shoal.surfaces.openai import OpenAI
@@ -39,6 +40,7 @@ SURFACES: tuple[Callable[[Options], Surface], ...] = (
     Images,
     Embedding,
     Infer,
+    KServe,
     Models,
     Ollama,
     Health,

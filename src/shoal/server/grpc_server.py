@@ -1,0 +1,69 @@
+"""The gRPC server: ports, limits and graceful shutdown, for any table of calls. Imported only where it is used."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from shoal.errors import SetupError
+
+_MAX_SOCKET_PATH = 107
+_OWNER_ONLY = 0o177
+
+
+class GrpcServer:
+    """Serves calls on a port of `host`, on a Unix socket that only this user can open, or on both.
+
+    It listens from its construction on, so that a conflict shows at once; early clients wait until `start`. Create it
+    within a running event loop. `max_bytes` limits a request, `max_calls` those in progress. `port`: the one it
+    listens on.
+    """
+
+    def __init__(self, host: str, port: int | None, socket: str | None, *, max_bytes: int, max_calls: int) -> None:
+        options: list[tuple[str, Any]] = [
+            ("grpc.max_receive_message_length", max_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),  # a second server on the same port must fail instead of taking half of the calls
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ]
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=max_calls)
+        self.port = self._listen(_to_target(host, port)) if port is not None else None
+        if socket is not None:
+            self._listen_on_socket(Path(socket))
+
+    async def start(self, calls: grpc.GenericRpcHandler) -> None:
+        """Start to answer calls."""
+        self._server.add_generic_rpc_handlers((calls,))
+        await self._server.start()
+
+    async def stop(self, timeout_s: float) -> None:
+        """Refuse new calls, and return once those in progress are answered; after `timeout_s` they are canceled."""
+        await self._server.stop(timeout_s)
+
+    def _listen(self, target: str) -> int:
+        try:
+            return self._server.add_insecure_port(target)
+        except RuntimeError:
+            raise SetupError(
+                f"cannot listen for gRPC on {target}: it is in use, or not an address of this machine; choose another "
+                "with --grpc-port or --grpc-socket"
+            ) from None
+
+    def _listen_on_socket(self, path: Path) -> None:
+        if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+            raise SetupError(
+                f"the path {path} of grpc_socket is longer than {_MAX_SOCKET_PATH} bytes: choose a shorter one"
+            )
+        before = os.umask(_OWNER_ONLY)
+        try:
+            self._listen(f"unix:{path}")
+        finally:
+            os.umask(before)
+
+
+def _to_target(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

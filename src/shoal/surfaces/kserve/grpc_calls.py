@@ -1,0 +1,362 @@
+"""The KServe v2 gRPC API with Triton's extensions, and gRPC's health check. Imported only where it is served.
+
+Access, limits, deadlines, errors and the access log are those of HTTP: each call becomes a `Request`, whose headers are
+the call's metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+import msgspec
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from shoal import _version
+from shoal.core.protocols import Access
+from shoal.errors import InvalidValue, ShoalError, Unsupported
+from shoal.http import status_codes
+from shoal.http.access_log import log_request
+from shoal.http.auth import Gate
+from shoal.http.headers import check_repeated
+from shoal.http.redaction import to_public_error
+from shoal.http.request import REQUEST_ID, Options, Request
+from shoal.kserve import EMPTY_FINAL, FINAL, SERVICE, codec
+from shoal.kserve import protocol_pb2 as pb
+from shoal.surfaces.kserve import repository
+from shoal.surfaces.kserve.inference import Inference
+from shoal.surfaces.kserve.signature import VERSION, build_config, build_metadata
+from shoal.surfaces.kserve.tensors import InferRequest, InferResponse
+
+if TYPE_CHECKING:
+    from shoal.core.gateway import Gateway
+
+HEALTH = "/grpc.health.v1.Health/Check"
+MAX_STREAM_REQUESTS = 256
+"""Maximum requests of one stream that run at a time; further ones wait unread."""
+
+_SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse with its `status`
+
+_Code = grpc.StatusCode
+CODES: Mapping[int, grpc.StatusCode] = {
+    400: _Code.INVALID_ARGUMENT,
+    401: _Code.UNAUTHENTICATED,
+    403: _Code.PERMISSION_DENIED,
+    404: _Code.NOT_FOUND,
+    408: _Code.DEADLINE_EXCEEDED,
+    409: _Code.ALREADY_EXISTS,
+    413: _Code.RESOURCE_EXHAUSTED,
+    415: _Code.INVALID_ARGUMENT,
+    424: _Code.FAILED_PRECONDITION,
+    429: _Code.RESOURCE_EXHAUSTED,
+    499: _Code.CANCELLED,
+    500: _Code.INTERNAL,
+    502: _Code.UNAVAILABLE,
+    503: _Code.UNAVAILABLE,
+    504: _Code.DEADLINE_EXCEEDED,
+}
+"""HTTP statuses of errors to gRPC's codes."""
+
+
+def to_code(error: ShoalError) -> grpc.StatusCode:
+    """Return the gRPC code of an error: UNIMPLEMENTED for what no model here supports, else by its HTTP status."""
+    if isinstance(error, Unsupported):
+        return _Code.UNIMPLEMENTED
+    status = status_codes.status(error)
+    return CODES.get(status, _Code.INTERNAL if status >= 500 else _Code.INVALID_ARGUMENT)
+
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class KServeCalls(grpc.GenericRpcHandler):
+    """All calls of the API."""
+
+    def __init__(self, gateway: Gateway, options: Options) -> None:
+        self._gateway = gateway
+        self._options = options
+        self._gate = Gate(options)
+        self._client_header = options.client_header.lower().encode()
+        self._inference = Inference(gateway, options)
+        self._id_prefix = f"rpc_{os.urandom(6).hex()}"
+        self._count = itertools.count(1)
+        table: dict[str, tuple[Any, Access, Callable[[Request, Any], Awaitable[Message]]]] = {
+            "ServerLive": (pb.ServerLiveRequest, "public", self._server_live),
+            "ServerReady": (pb.ServerReadyRequest, "public", self._server_ready),
+            "ServerMetadata": (pb.ServerMetadataRequest, "user", self._server_metadata),
+            "ModelReady": (pb.ModelReadyRequest, "user", self._model_ready),
+            "ModelMetadata": (pb.ModelMetadataRequest, "user", self._model_metadata),
+            "ModelConfig": (pb.ModelConfigRequest, "user", self._model_config),
+            "ModelStatistics": (pb.ModelStatisticsRequest, "user", self._model_statistics),
+            "ModelInfer": (pb.ModelInferRequest, "user", self._model_infer),
+            "RepositoryIndex": (pb.RepositoryIndexRequest, "user", self._repository_index),
+            "RepositoryModelLoad": (pb.RepositoryModelLoadRequest, "admin", self._load),
+            "RepositoryModelUnload": (pb.RepositoryModelUnloadRequest, "admin", self._unload),
+        }
+        self._methods = {
+            SERVICE + name: self._build_unary(name, kind, access, call) for name, (kind, access, call) in table.items()
+        }
+        self._methods[SERVICE + "ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._stream_infer, pb.ModelInferRequest.FromString, _serialize
+        )
+        self._methods[HEALTH] = grpc.unary_unary_rpc_method_handler(self._check_health)
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Return the handler of a method; None for an unknown one, which is UNIMPLEMENTED."""
+        return self._methods.get(handler_call_details.method)
+
+    def _build_unary(
+        self, name: str, kind: Any, access: Access, call: Callable[[Request, Any], Awaitable[Message]]
+    ) -> Any:
+        path = SERVICE + name
+        quiet = name.endswith(("Live", "Ready"))
+
+        async def answer(message: Any, context: _Context) -> Message:
+            request = self._open_request(path, context)
+            status = 200
+            try:
+                self._admit(request, context, access)
+                return await call(request, message)
+            except asyncio.CancelledError:
+                status = 499
+                raise
+            except Exception as error:  # a bug anywhere below must become an error of the call
+                public = self._report_error(request, error)
+                status = status_codes.status(public)
+                await context.abort(to_code(public), public.message, _retry_metadata(public))
+                raise  # never reached: abort raises
+            finally:
+                log_request(request, status, quiet=quiet)
+
+        return grpc.unary_unary_rpc_method_handler(answer, kind.FromString, _serialize)
+
+    def _open_request(self, path: str, context: _Context) -> Request:
+        """Return a request for a call, with the caller's deadline if that is earlier than the server's own.
+
+        gRPC shows neither Host nor content type, and no page of a browser can call it: what admin access requires to
+        protect from pages is given.
+        """
+        now = time.monotonic()
+        headers = [*_read_metadata(context), (b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope = {"method": "POST", "path": path, "headers": headers, "client": (_peer_address(context.peer()), 0)}
+        request = Request(scope, now)
+        given = request.headers.get(b"x-request-id", b"")
+        is_valid = REQUEST_ID.fullmatch(given) is not None
+        request.id = given.decode() if is_valid else f"{self._id_prefix}{next(self._count):08x}"
+        request.gate = self._gate
+        left = context.time_remaining()
+        timeout = self._options.generate_timeout_s
+        request.deadline = now + (timeout if left is None else min(left, timeout))
+        return request
+
+    def _admit(self, request: Request, context: _Context, access: Access) -> None:
+        check_repeated(_read_metadata(context), self._client_header)
+        request.client, request.key_class = self._gate.admit(request, access)
+
+    def _report_error(self, request: Request, error: Exception) -> ShoalError:
+        if isinstance(error, ShoalError) and not request.is_handed_over:
+            self._gateway.report_refusal(error)
+        return to_public_error(error, request.id, request.path)
+
+    async def _check_health(self, message: bytes, context: _Context) -> bytes:
+        return _SERVING if self._gateway.ready() else _NOT_SERVING
+
+    async def _server_live(self, request: Request, message: Any) -> Message:
+        return pb.ServerLiveResponse(live=True)
+
+    async def _server_ready(self, request: Request, message: Any) -> Message:
+        return pb.ServerReadyResponse(ready=self._gateway.ready())
+
+    async def _server_metadata(self, request: Request, message: Any) -> Message:
+        return pb.ServerMetadataResponse(
+            name="shoal", version=_version.__version__, extensions=list(repository.EXTENSIONS)
+        )
+
+    async def _model_ready(self, request: Request, message: Any) -> Message:
+        found = self._gateway.registry.get(message.name)
+        ready = found is not None and found.can_answer() and message.version in ("", VERSION)
+        return pb.ModelReadyResponse(ready=ready)
+
+    async def _model_metadata(self, request: Request, message: Any) -> Message:
+        described = build_metadata(*await self._inference.describe(request, message.name, message.version))
+        return json_format.ParseDict(described, pb.ModelMetadataResponse())
+
+    async def _model_config(self, request: Request, message: Any) -> Message:
+        described = build_config(*await self._inference.describe(request, message.name, message.version))
+        return json_format.ParseDict({"config": described}, pb.ModelConfigResponse())
+
+    async def _model_statistics(self, request: Request, message: Any) -> Message:
+        found = msgspec.to_builtins(await self._gateway.statistics(message.name))
+        return json_format.ParseDict({"model_stats": found}, pb.ModelStatisticsResponse())
+
+    async def _repository_index(self, request: Request, message: Any) -> Message:
+        entries = msgspec.to_builtins(await repository.list_index(self._gateway, ready=message.ready))
+        return json_format.ParseDict({"models": entries}, pb.RepositoryIndexResponse())
+
+    async def _load(self, request: Request, message: Any) -> Message:
+        await repository.load_model(self._gateway, request, message.model_name, list(message.parameters))
+        return pb.RepositoryModelLoadResponse()
+
+    async def _unload(self, request: Request, message: Any) -> Message:
+        await repository.unload_model(self._gateway, request, message.model_name)
+        return pb.RepositoryModelUnloadResponse()
+
+    async def _model_infer(self, request: Request, message: Any) -> Message:
+        return _to_message(await self._inference.infer(request, _read_request(message)))
+
+    async def _stream_infer(self, messages: AsyncIterator[Any], context: _Context) -> None:
+        """Answer the requests of a stream concurrently. An error is a response; it does not end the stream.
+
+        Single responses come in the order of their requests, those of streaming models as they are generated.
+        """
+        stream = _ResponseStream(context)
+        running = asyncio.Semaphore(MAX_STREAM_REQUESTS)
+        path = SERVICE + "ModelStreamInfer"
+        async with asyncio.TaskGroup() as tasks:
+            async for message in messages:
+                await running.acquire()
+                request = self._open_request(path, context)
+                task = tasks.create_task(self._answer_streamed(request, message, stream, stream.take_turn()))
+                task.add_done_callback(lambda _: running.release())
+
+    async def _answer_streamed(self, request: Request, message: Any, stream: _ResponseStream, turn: _Turn) -> None:
+        status = 200
+        try:
+            wants_empty = _read_parameter(message.parameters.get(EMPTY_FINAL)) is True
+            self._admit(request, stream.context, "user")
+            await self._send_responses(request, message, stream, turn, wants_empty)
+        except asyncio.CancelledError:
+            status = 499
+            raise
+        except Exception as error:  # as in a call with one response
+            public = self._report_error(request, error)
+            status = status_codes.status(public)
+            await turn.wait()
+            await stream.send_error(message, public.message)
+        finally:
+            turn.end()
+            log_request(request, status, quiet=False)
+
+    async def _send_responses(
+        self, request: Request, message: Any, stream: _ResponseStream, turn: _Turn, wants_empty: bool
+    ) -> None:
+        job = await self._inference.prepare(request, _read_request(message))
+        if job.streams:
+            turn.end()
+        async with aclosing(self._inference.respond(request, job)) as responses:
+            async for response in responses:
+                if not job.streams:
+                    await turn.wait()
+                await stream.send(response, final=response.final and not wants_empty)
+        if wants_empty:
+            await stream.send(InferResponse(model=job.model, id=job.id, outputs=[]), final=True)
+
+
+class _Turn:
+    """The place of a request among those of its stream: `wait` returns once the one before it has been answered."""
+
+    def __init__(self, before: asyncio.Event | None) -> None:
+        self._before = before
+        self.ended = asyncio.Event()
+
+    async def wait(self) -> None:
+        if self._before is not None:
+            await self._before.wait()
+
+    def end(self) -> None:
+        self.ended.set()
+
+
+class _ResponseStream:
+    """Sends the responses of a stream one at a time."""
+
+    def __init__(self, context: _Context) -> None:
+        self.context = context
+        self._lock = asyncio.Lock()
+        self._last: asyncio.Event | None = None
+
+    def take_turn(self) -> _Turn:
+        turn = _Turn(self._last)
+        self._last = turn.ended
+        return turn
+
+    async def send(self, response: InferResponse, *, final: bool) -> None:
+        message = _to_message(response)
+        message.parameters[FINAL].bool_param = final
+        await self._write(pb.ModelStreamInferResponse(infer_response=message))
+
+    async def send_error(self, request: Any, text: str) -> None:
+        response = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
+        response.parameters[FINAL].bool_param = True
+        await self._write(pb.ModelStreamInferResponse(error_message=text, infer_response=response))
+
+    async def _write(self, message: Message) -> None:
+        async with self._lock:
+            await self.context.write(message)
+
+
+def _read_request(message: Any) -> InferRequest:
+    """Return a request of gRPC. Raises InvalidValue for broken tensors, Unsupported for parameters of tensors."""
+    for tensor in (*message.inputs, *message.outputs):
+        for name in tensor.parameters:
+            raise Unsupported(f"the parameter {name[:200]!r} of {tensor.name!r} is not supported; leave it out")
+    try:
+        inputs = codec.read_tensors(message.inputs, message.raw_input_contents)
+    except codec.InvalidTensor as error:
+        raise InvalidValue(f"the inputs are invalid: {error}", param="inputs") from None
+    if len(inputs) < len(message.inputs):
+        raise InvalidValue("the request has two inputs of the same name; send each once", param="inputs")
+    return InferRequest(
+        model=message.model_name,
+        version=message.model_version,
+        id=message.id,
+        parameters={name: _read_parameter(value) for name, value in message.parameters.items() if name != EMPTY_FINAL},
+        inputs=inputs,
+        outputs=[each.name for each in message.outputs],
+    )
+
+
+def _read_parameter(parameter: Any) -> Any:
+    choice = parameter.WhichOneof("parameter_choice") if parameter is not None else None
+    return None if choice is None else getattr(parameter, choice)
+
+
+def _to_message(response: InferResponse) -> pb.ModelInferResponse:
+    message = pb.ModelInferResponse(model_name=response.model, model_version=VERSION, id=response.id)
+    for tensor in response.outputs:
+        message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.array.shape)
+        message.raw_output_contents.append(codec.to_raw(tensor.datatype, tensor.array))
+    return message
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+def _retry_metadata(error: ShoalError) -> tuple[tuple[str, str], ...]:
+    """Return the trailing metadata of an error: the time after which a retry may succeed."""
+    headers = status_codes.headers(error, status_codes.status(error))
+    return tuple((name, value) for name, value in headers.items() if name == "retry-after")
+
+
+def _read_metadata(context: _Context) -> list[tuple[bytes, bytes]]:
+    """Return the metadata of a call in the form of HTTP headers."""
+    pairs = context.invocation_metadata() or ()
+    return [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in pairs]
+
+
+def _peer_address(peer: str) -> str:
+    """Return the address of gRPC's name for a peer. A Unix socket, which its file's permissions guard, is local."""
+    kind, _, place = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return "127.0.0.1"
+    return unquote(place).rpartition(":")[0].strip("[]")

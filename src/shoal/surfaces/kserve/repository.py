@@ -1,0 +1,54 @@
+"""The states of models in Triton's repository index, for REST and gRPC alike; loading and unloading."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.errors import Unsupported
+from shoal.http.request import Request
+from shoal.surfaces.kserve import wire
+from shoal.surfaces.kserve.signature import VERSION
+from shoal.surfaces.shared import model_jobs
+from shoal.surfaces.shared.listing import list_all_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from shoal.core.gateway import Gateway
+
+_STATES = {"loaded": "READY", "sleeping": "READY", "loading": "LOADING", "downloading": "LOADING"}
+EXTENSIONS = (
+    "binary_tensor_data",
+    "generate",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "schedule_policy",
+    "statistics",
+)
+
+
+async def list_index(gateway: Gateway, *, ready: bool) -> list[wire.IndexEntry]:
+    """List all models that are or can be loaded; `ready`: only those that can answer. A sleeping model can."""
+    entries = []
+    for each in await list_all_entries(gateway):
+        state = "UNAVAILABLE" if each.status.failed else _STATES.get(each.status.value, "UNAVAILABLE")
+        reason = (each.status.error or "unloaded") if state == "UNAVAILABLE" else ""
+        entries.append(wire.IndexEntry(name=each.id, version=VERSION, state=state, reason=reason))
+    return [each for each in entries if each.state == "READY"] if ready else entries
+
+
+async def load_model(gateway: Gateway, request: Request, name: str, parameters: Collection[str]) -> None:
+    """Load a model by its name or address, and return once it is ready. Raises the error of the load."""
+    if parameters:
+        raise Unsupported(
+            "models are loaded as they are configured: leave out 'config' and 'file:' parameters", param="parameters"
+        )
+    job = model_jobs.get_lifecycle(gateway).load(model_jobs.check_source(name))
+    await model_jobs.await_job(request, job, wait=True)
+
+
+async def unload_model(gateway: Gateway, request: Request, name: str) -> None:
+    """Unload a model, and return once it is gone. Raises ModelNotFound for an unknown one."""
+    job = await model_jobs.start_unload(gateway, model_jobs.check_model_name(name))
+    await model_jobs.await_job(request, job, wait=True)

@@ -1,0 +1,255 @@
+"""Reads and writes the bodies of the KServe v2 REST API: JSON, with Triton's binary tensors behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import orjson
+
+from shoal.errors import InvalidValue, Malformed, Unsupported, WrongType
+from shoal.http.json.decoder import Decoder
+from shoal.http.request import JSON, Headers
+from shoal.kserve import codec
+from shoal.surfaces.kserve import wire
+from shoal.surfaces.kserve.signature import VERSION, Signature, TensorSpec
+from shoal.surfaces.kserve.tensors import InferRequest, InferResponse, Tensor
+from shoal.types import Array
+
+JSON_LENGTH = b"inference-header-content-length"
+"""Header with the bytes of JSON before binary tensors."""
+
+_BINARY_SIZE, _BINARY, _BINARY_ALL = "binary_data_size", "binary_data", "binary_data_output"
+_OCTETS = (b"content-type", b"application/octet-stream")
+_ENCODE = msgspec.json.Encoder()
+_SLICE = 65_536
+"""Numbers encoded at once, in about 2 ms."""
+
+_JSON_TYPES: Mapping[str, frozenset[type]] = {
+    "b": frozenset({bool}),
+    "i": frozenset({int}),
+    "u": frozenset({int}),
+    "f": frozenset({int, float}),
+}
+"""Kinds of numpy types to the types of their JSON values."""
+
+
+class OutputForm(NamedTuple):
+    """Which outputs the client reads in the binary part: `named`, and by default all or none."""
+
+    binary: bool
+    named: Mapping[str, bool]
+
+    def is_binary(self, name: str) -> bool:
+        return self.named.get(name, self.binary)
+
+
+class InferDecoder:
+    """Decodes the bodies of inference requests. `max_inputs` limits how much JSON is decoded at once."""
+
+    def __init__(self, max_inputs: int) -> None:
+        self._decode = Decoder(wire.InferBody, "kserve", max_inputs)
+
+    async def decode(self, body: bytes, json_length: bytes | None) -> tuple[InferRequest, OutputForm]:
+        """Return a request without its model, and the form of its outputs. `json_length`: the header's value.
+
+        Raises RequestErrors that name the tensor.
+        """
+        end = _parse_json_length(json_length, len(body))
+        payload = await self._decode.decode_async(body if end == len(body) else body[:end])
+        parameters = dict(payload.parameters)
+        binary = parameters.pop(_BINARY_ALL, False) is True
+        form = OutputForm(binary, {each.name: _read_binary_flag(each, binary) for each in payload.outputs})
+        blobs = _Blobs(body, end)
+        inputs = {each.name: _read_input(each, blobs) for each in payload.inputs}
+        if len(inputs) < len(payload.inputs):
+            raise InvalidValue("'inputs' has two tensors of the same name; send each once", param="inputs")
+        blobs.finish()
+        outputs = [each.name for each in payload.outputs]
+        return InferRequest(model="", id=payload.id, parameters=parameters, inputs=inputs, outputs=outputs), form
+
+
+def _parse_json_length(header: bytes | None, size: int) -> int:
+    if header is None:
+        return size
+    if not header.isdigit() or len(header) > 20:
+        raise Malformed("The header 'inference-header-content-length' is not a number.")
+    length = int(header)
+    if not 0 < length <= size:
+        raise Malformed(
+            f"The header 'inference-header-content-length' is {length}, but the body has {size} bytes; send the size "
+            "of its JSON."
+        )
+    return length
+
+
+class _Blobs:
+    """Takes the binary tensors of a body, in order."""
+
+    def __init__(self, body: bytes, start: int) -> None:
+        self._body = body
+        self._at = start
+
+    def take(self, size: int, name: str) -> bytes:
+        if not 0 <= size <= len(self._body) - self._at:
+            raise InvalidValue(
+                f"the input {name!r} has a {_BINARY_SIZE} of {size}, but {len(self._body) - self._at} bytes are left",
+                param=name,
+            )
+        found = self._body[self._at : self._at + size]
+        self._at += size
+        return found
+
+    def finish(self) -> None:
+        if self._at < len(self._body):
+            raise InvalidValue(
+                f"{len(self._body) - self._at} bytes of the body belong to no input; set {_BINARY_SIZE}", param="inputs"
+            )
+
+
+def _read_binary_flag(output: wire.RequestedOutput, default: bool) -> bool:
+    for name in output.parameters:
+        if name != _BINARY:
+            raise Unsupported(f"the output parameter {name[:200]!r} is not supported; leave it out", param="outputs")
+    return output.parameters.get(_BINARY, default) is True
+
+
+def _read_input(tensor: wire.InputTensor, blobs: _Blobs) -> Array:
+    shape = tuple(tensor.shape)
+    size = tensor.parameters.get(_BINARY_SIZE)
+    for name in tensor.parameters:
+        if name != _BINARY_SIZE:
+            raise Unsupported(f"the input parameter {name[:200]!r} is not supported; leave it out", param=tensor.name)
+    if size is None:
+        if tensor.data is None:
+            raise InvalidValue(f"the input {tensor.name!r} has neither 'data' nor {_BINARY_SIZE}", param=tensor.name)
+        return from_json(tensor.name, tensor.datatype, shape, tensor.data)
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise WrongType(f"the {_BINARY_SIZE} of {tensor.name!r} must be an integer", param=tensor.name)
+    try:
+        return codec.from_raw(tensor.datatype, shape, blobs.take(size, tensor.name))
+    except codec.InvalidTensor as error:
+        raise InvalidValue(f"the input {tensor.name!r}: {error}", param=tensor.name) from None
+
+
+def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Sequence[Any]) -> Array:
+    """Return the JSON elements of a tensor, nested or flat, as an array; BYTES as an object array of bytes.
+
+    Raises InvalidValue for elements of another type, and for another number of them than `shape` has; Unsupported for a
+    datatype that has no JSON form.
+    """
+    dtype = codec.DTYPES.get(datatype)
+    if dtype is None and datatype != "BYTES":
+        raise Unsupported(f"the input {name!r}: {datatype[:20]!r} has no JSON form; send it in binary", param=name)
+    flat = list(_flatten(data))
+    if len(flat) != math.prod(shape):
+        raise InvalidValue(
+            f"the input {name!r} of shape {list(shape)} has {len(flat)} elements instead of {math.prod(shape)}",
+            param=name,
+        )
+    kinds = set(map(type, flat))
+    if dtype is None:
+        if not kinds <= {str}:
+            raise InvalidValue(f"the input {name!r} must have strings", param=name)
+        array = np.empty(len(flat), dtype=object)
+        array[:] = [each.encode() for each in flat]
+        return array.reshape(shape)
+    if not kinds <= _JSON_TYPES[dtype.kind]:
+        raise InvalidValue(f"the input {name!r} has elements that are not {datatype}", param=name)
+    try:
+        return np.array(flat, dtype=dtype).reshape(shape)
+    except OverflowError:
+        raise InvalidValue(f"the input {name!r} has a number that does not fit into {datatype}", param=name) from None
+
+
+def _flatten(data: Sequence[Any]) -> Iterator[Any]:
+    """Yield the elements of nested lists. msgspec limits their depth."""
+    for each in data:
+        if isinstance(each, list):
+            yield from _flatten(each)
+        else:
+            yield each
+
+
+def encode_response(response: InferResponse, form: OutputForm) -> tuple[Headers, list[bytes]]:
+    """Return the headers and the pieces of a response's body."""
+    pieces = [b'{"model_name":%b,"model_version":"%b"' % (_ENCODE.encode(response.model), VERSION.encode())]
+    if response.id:
+        pieces.append(b',"id":%b' % _ENCODE.encode(response.id))
+    pieces.append(b',"outputs":[')
+    blobs: list[bytes] = []
+    for at, tensor in enumerate(response.outputs):
+        head = b'%b{"name":"%b","datatype":"%b","shape":%b,' % (
+            b"," if at else b"",
+            tensor.name.encode(),
+            tensor.datatype.encode(),
+            _ENCODE.encode(tensor.array.shape),
+        )
+        if form.is_binary(tensor.name):
+            blobs.append(codec.to_raw(tensor.datatype, tensor.array))
+            pieces.append(head + b'"parameters":{"%b":%d}}' % (_BINARY_SIZE.encode(), len(blobs[-1])))
+        else:
+            pieces += [head, b'"data":[', *_encode_elements(tensor), b"]}"]
+    pieces.append(b"]}")
+    if not blobs:
+        return [JSON], pieces
+    json_length = b"%d" % sum(map(len, pieces))
+    return [_OCTETS, (JSON_LENGTH, json_length)], [*pieces, *blobs]
+
+
+def _encode_elements(tensor: Tensor) -> Iterator[bytes]:
+    flat = tensor.array.ravel()
+    for start in range(0, len(flat), _SLICE):
+        part = flat[start : start + _SLICE]
+        if part.dtype == object:
+            data = _ENCODE.encode(part.tolist())
+        else:
+            data = orjson.dumps(np.ascontiguousarray(part), option=orjson.OPT_SERIALIZE_NUMPY)
+        yield (b"," if start else b"") + data[1:-1]
+
+
+_GENERATE = msgspec.json.Decoder(dict[str, Any])
+
+
+def read_generate(model: str, body: Mapping[str, Any], signature: Signature) -> InferRequest:
+    """Return the request of Triton's generate extension: tensors by name, also within `parameters`, where all other
+    names are parameters. A single value has the shape [1].
+
+    Raises RequestErrors that name the tensor.
+    """
+    specs = {each.name: each for each in signature.inputs}
+    fields = {name: value for name, value in body.items() if name not in ("id", "parameters")}
+    for name in fields:
+        if name not in specs:
+            raise InvalidValue(f"the model has no input {name[:200]!r}; it has {', '.join(specs)}", param=name)
+    parameters = body.get("parameters") or {}
+    fields |= {name: value for name, value in parameters.items() if name in specs}
+    return InferRequest(
+        model=model,
+        id=body.get("id") or "",
+        parameters={name: value for name, value in parameters.items() if name not in specs},
+        inputs={name: _read_value(specs[name], value) for name, value in fields.items()},
+    )
+
+
+def _read_value(spec: TensorSpec, value: Any) -> Array:
+    if isinstance(value, dict):
+        value = _ENCODE.encode(value).decode()  # the JSON of a text, as of sampling_parameters
+    values = value if isinstance(value, list) else [value]
+    shape = np.shape(values) if spec.dims == (-1,) else (len(values),)
+    return from_json(spec.name, spec.datatype, tuple(shape), values)
+
+
+def to_generate_fields(model: str, id: str, tensors: Sequence[Tensor]) -> bytes:
+    """Return a response of the generate extension: a value for a tensor with one element, else a list."""
+    head = b'{"model_name":%b,"model_version":"%b"' % (_ENCODE.encode(model), VERSION.encode())
+    if id:
+        head += b',"id":%b' % _ENCODE.encode(id)
+    for tensor in tensors:
+        data = b"".join(_encode_elements(tensor))
+        form = b',"%b":%b' if tensor.array.size == 1 else b',"%b":[%b]'
+        head += form % (tensor.name.encode(), data)
+    return head + b"}"

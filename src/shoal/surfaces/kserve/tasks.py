@@ -1,0 +1,227 @@
+"""Converts requests to tasks, and results to tensors. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from shoal.errors import EmptyInput, InvalidValue, Unsupported, WrongType
+from shoal.http.images import ImageReader
+from shoal.http.json.decoder import to_request_error
+from shoal.http.json.extras import check_pieces
+from shoal.surfaces.kserve import signature as names
+from shoal.surfaces.kserve.signature import Signature
+from shoal.surfaces.kserve.tensors import InferRequest, Inputs, ParameterReader, Tensor, select_outputs
+from shoal.surfaces.shared.sampling import to_guide, to_sampling
+from shoal.surfaces.shared.truncation import parse_truncation
+from shoal.surfaces.shared.wire_sampling import SamplingFields
+from shoal.types import (
+    Array,
+    BatchTask,
+    Classify,
+    Embed,
+    Embedded,
+    Generate,
+    Image,
+    Rerank,
+    Result,
+    Sampling,
+    TextItem,
+    Usage,
+)
+
+EMBED_PARAMETERS = ("priority", "timeout", "truncate", "normalize", "dimensions", "prompt_name", "input_type")
+SCORE_PARAMETERS = ("priority", "timeout", "truncate", "raw_scores")
+_MAX_DIMENSIONS = 2**20
+_INPUT_TYPES = {"query": "query", "passage": "document", "document": "document"}
+
+
+class VllmSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """The JSON of `sampling_parameters`. `stream` and `lora_name` are those of Triton's vLLM backend."""
+
+    stream: bool | None = None
+    lora_name: str | None = None
+
+
+_SAMPLING = msgspec.json.Decoder(VllmSampling)
+_ENCODE = msgspec.json.Encoder()
+
+
+def build_batch_task(
+    model: str, signature: Signature, call: InferRequest, parameters: ParameterReader, images: ImageReader
+) -> BatchTask:
+    """Return the task of a request to a model that embeds or scores. Raises RequestErrors that name the tensor or the
+    parameter."""
+    inputs = Inputs(signature, call.inputs)
+    truncate, direction = parse_truncation(_check_truncate(parameters.read_either("truncate")))
+    if signature.outputs[0].name == names.EMBEDDINGS:
+        normalize = parameters.read_flag("normalize")
+        task = Embed(
+            model=model,
+            inputs=_read_items(signature, inputs, images),
+            prompt_name=parameters.read_text("prompt_name"),
+            input_type=_parse_input_type(parameters.read_text("input_type")),
+            truncate=truncate,
+            truncation_direction=direction,
+            normalize=normalize is not False,
+            dimensions=parameters.read_integer("dimensions", 1, _MAX_DIMENSIONS),
+        )
+        parameters.finish(EMBED_PARAMETERS)
+        return task
+    raw_scores = bool(parameters.read_flag("raw_scores"))
+    parameters.finish(SCORE_PARAMETERS)
+    if names.QUERY in inputs:
+        return Rerank(
+            model=model,
+            queries=inputs.read_texts(names.QUERY),
+            documents=inputs.read_texts(names.DOCUMENT),
+            raw_scores=raw_scores,
+            truncate=truncate,
+            truncation_direction=direction,
+        )
+    items = _read_items(signature, inputs, images)
+    return Classify(
+        model=model,
+        inputs=items,  # type: ignore[arg-type]  # this model has no input for token ids
+        raw_scores=raw_scores,
+        truncate=truncate,
+        truncation_direction=direction,
+    )
+
+
+def to_tensors(result: Result) -> list[Tensor]:
+    """Return all outputs of a model that embeds or scores."""
+    if isinstance(result, Embedded):
+        count = np.array(result.tokens, np.int32).reshape(-1, 1)
+        return [Tensor(names.EMBEDDINGS, "FP32", result.vectors), Tensor(names.TOKEN_COUNT, "INT32", count)]
+    return [Tensor(names.SCORES, "FP32", np.asarray(result.scores, np.float32))]
+
+
+def _read_items(signature: Signature, inputs: Inputs, images: ImageReader) -> list[TextItem | Image]:
+    kinds = [name for name in (names.TEXT, names.IDS, names.IMAGE) if name in inputs]
+    if len(kinds) != 1:
+        possible = [each.name for each in signature.inputs if each.name != names.MASK]
+        raise InvalidValue(
+            f"send exactly one of the inputs {', '.join(possible)} (got {', '.join(kinds) or 'none'})", param="inputs"
+        )
+    if names.MASK in inputs and kinds[0] != names.IDS:
+        raise InvalidValue(f"{names.MASK!r} belongs to {names.IDS!r}: leave it out", param=names.MASK)
+    if kinds[0] == names.TEXT:
+        return [*inputs.read_texts(names.TEXT)]
+    if kinds[0] == names.IMAGE:
+        return [images.read_upload(each) for each in inputs.read_bytes(names.IMAGE)]
+    return _read_ids(inputs)
+
+
+def _read_ids(inputs: Inputs) -> list[TextItem | Image]:
+    ids = inputs.read_matrix(names.IDS)
+    if names.MASK not in inputs:
+        return [*ids.tolist()]
+    mask = inputs.read_matrix(names.MASK)
+    if mask.shape != ids.shape:
+        raise InvalidValue(
+            f"{names.MASK!r} has the shape {list(mask.shape)}; send that of {names.IDS!r}, {list(ids.shape)}",
+            param=names.MASK,
+        )
+    rows: list[TextItem | Image] = [row[keep].tolist() for row, keep in zip(ids, mask != 0, strict=True)]
+    if not all(rows):
+        raise EmptyInput(f"{names.MASK!r} has a row without tokens; leave that row out", param=names.MASK)
+    return rows
+
+
+def _check_truncate(value: bool | str | None) -> bool | str | None:
+    """Check a flag or one of NIM's words."""
+    if isinstance(value, str) and value not in ("NONE", "START", "END"):
+        raise InvalidValue("the parameter 'truncate' must be true, false, NONE, START or END", param="truncate")
+    return value
+
+
+def _parse_input_type(value: str | None) -> str | None:
+    if value is not None and value not in _INPUT_TYPES:
+        raise InvalidValue(f"the parameter 'input_type' must be one of {', '.join(_INPUT_TYPES)}", param="input_type")
+    return None if value is None else _INPUT_TYPES[value]
+
+
+class Generation(msgspec.Struct, kw_only=True):
+    """A generation task with the form of its responses: whether they are sent piece by piece, `prefix` before the
+    answer, and which outputs they have."""
+
+    task: Generate
+    prefix: str = ""
+    outputs: set[str] = set()
+
+
+def build_generation(
+    model: str, adapter: str, signature: Signature, call: InferRequest, parameters: ParameterReader, *, stream: bool
+) -> Generation:
+    """Return the task of a request to a language model, read as Triton's vLLM backend does.
+
+    `stream`: the default if the request does not say. Sampling fields come in the JSON of `sampling_parameters`, else
+    as parameters of the request. Raises RequestErrors that name the tensor or the field.
+    """
+    inputs = Inputs(signature, call.inputs)
+    fields = _read_sampling(inputs, parameters)
+    flag = inputs.read_flag(names.STREAM)
+    wants_stream = next((each for each in (flag, fields.stream) if each is not None), stream)
+    exclude = inputs.read_flag(names.EXCLUDE)
+    if exclude is False and wants_stream:
+        raise InvalidValue(f"{names.EXCLUDE!r} cannot be false in a stream; leave it out", param=names.EXCLUDE)
+    prompt = inputs.read_text(names.PROMPT) or ""
+    task = Generate(
+        model=model,
+        prompts=[prompt],
+        n=fields.n or 1,
+        sampling=_to_sampling(fields),
+        stream=wants_stream,
+        adapter=adapter or fields.lora_name or "",
+    )
+    if wants_stream and task.n > 1:
+        raise Unsupported("a stream has one answer: leave out 'n', or set 'stream' to false", param="n")
+    return Generation(
+        task=task,
+        prefix="" if exclude or wants_stream else prompt,
+        outputs=_select_generated(signature, inputs, call),
+    )
+
+
+def _read_sampling(inputs: Inputs, parameters: ParameterReader) -> VllmSampling:
+    left = parameters.take_all()
+    text = inputs.read_text(names.SAMPLING)
+    where, raw = ("parameters", _ENCODE.encode(left)) if text is None else (names.SAMPLING, text.encode())
+    check_pieces(raw, where)
+    try:
+        return _SAMPLING.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WrongType(f"{where!r}: {to_request_error(error, raw).message}", param=where) from None
+
+
+def _to_sampling(fields: VllmSampling) -> Sampling:
+    return to_sampling(fields, max_tokens=fields.max_tokens, logprobs=None, guide=to_guide(fields))
+
+
+def _select_generated(signature: Signature, inputs: Inputs, call: InferRequest) -> set[str]:
+    """Return the outputs: the text, and those that an input or the list of outputs requests."""
+    flags = {
+        names.REASON: names.WANTS_REASON,
+        names.PROMPT_TOKENS: names.WANTS_PROMPT_TOKENS,
+        names.TOKENS: names.WANTS_TOKENS,
+    }
+    listed = select_outputs(signature, call.outputs) if call.outputs else set()
+    return {names.ANSWER, *listed, *(output for output, flag in flags.items() if inputs.read_flag(flag))}
+
+
+def answer_tensors(generation: Generation, texts: list[str], reasons: list[str], usage: Usage) -> list[Tensor]:
+    """Return the requested outputs of a response with one text for each answer."""
+    made = (
+        Tensor(names.ANSWER, "BYTES", _to_objects([generation.prefix + text for text in texts])),
+        Tensor(names.REASON, "BYTES", _to_objects(reasons)),
+        Tensor(names.PROMPT_TOKENS, "UINT32", np.array([usage.prompt_tokens], np.uint32)),
+        Tensor(names.TOKENS, "UINT32", np.array([usage.completion_tokens], np.uint32)),
+    )
+    return [each for each in made if each.name in generation.outputs]
+
+
+def _to_objects(texts: list[str]) -> Array:
+    array = np.empty(len(texts), dtype=object)
+    array[:] = texts
+    return array
