@@ -115,6 +115,7 @@ proto: setup
 
 # Versions with the hashes of their files, for Python 3.11 and newer, without the name of any index. `lowest` takes the
 # oldest version that pyproject.toml allows of what Shoal itself needs, and the newest of everything else that goes with it.
+# `clients-old` is not constrained to the served versions: tritonclient[grpc] needs protobuf < 7.
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --no-emit-index-url \
 	--config-file requirements/uv.toml --custom-compile-command "make lock"
 RUNTIME := pyproject.toml --extra local --extra ort --extra llm
@@ -126,7 +127,7 @@ lock: $(UV)
 	$(HASHED) requirements/parity.txt $(RUNTIME) --group parity --constraints requirements/dev.txt
 	$(HASHED) requirements/convert.txt $(RUNTIME) --extra convert-images --group convert --constraints requirements/dev.txt
 	$(HASHED) requirements/clients.txt pyproject.toml --group clients --constraints requirements/serve.txt
-	$(HASHED) requirements/clients-old.txt pyproject.toml --group clients-old --constraints requirements/serve.txt
+	$(HASHED) requirements/clients-old.txt pyproject.toml --group clients-old
 	$(HASHED) requirements/node.txt --group node
 	$(HASHED) requirements/uv.txt --group uv
 	mkdir -p build

@@ -26,6 +26,7 @@ AVAILABLE = {
     "test_llama_index.py": find_spec("llama_index") is not None,
     "test_nvidia.py": find_spec("langchain_nvidia_ai_endpoints") is not None,
     "test_openai_1.py": version("openai").startswith("1."),
+    "test_tritonclient.py": all(find_spec(name) is not None for name in ("tritonclient", "gevent")),
     "test_voyage.py": find_spec("voyageai") is not None,
 }
 collect_ignore = [name for name, there in AVAILABLE.items() if not there]

@@ -24,7 +24,7 @@ from shoal.pipelines.chat.vocabulary import Vocabulary
 from tests.fakes.triton import FakeModel, FakeTriton, Refused, reply
 from tests.fakes.triton_llm import decode_inputs, talker_config, texts
 from tests.fixtures.tiny_llama import CHATML, CONTEXT, write_tokenizer
-from tests.integration.llm_kit import running
+from tests.integration.llm_kit import free_port, running
 from tests.integration.server_kit import Server
 from tests.integration.triton_app_kit import serving
 from tests.integration.triton_kit import Triton
@@ -34,10 +34,16 @@ PARAMETERS_OF_A_TRTLLM = frozenset(
     {"temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty"}
     | {"length_penalty", "min_tokens", "bad_words", "response_format"}
 )
+FIELDS_OF_VLLM = frozenset(
+    {"temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "min_tokens"}
+    | {"repetition_penalty", "stop_token_ids", "bad_words", "ignore_eos"}
+)
 OF_A_FAKE = frozenset(
     {"temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty", "min_tokens", "logit_bias"}
     | {"logprobs", "top_logprobs"}
 )
+IGNORED = FIELDS_OF_VLLM - OF_A_FAKE | {"structured_outputs"}
+"""What the server of the kind `kserve` is told to ignore: its tensors are those of vLLM, its model is a fake one."""
 
 ScriptStyle: TypeAlias = Literal["pieces", "ids", "words", "guide"]
 
@@ -74,11 +80,7 @@ KINDS = (
     Kind(
         name="vllm",
         model="talker_vllm",
-        able=frozenset(
-            {"temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "min_tokens"}
-            | {"repetition_penalty", "stop_token_ids", "bad_words", "ignore_eos", "logprobs", "top_logprobs"}
-            | {"response_format"}
-        ),
+        able=FIELDS_OF_VLLM | {"logprobs", "top_logprobs", "response_format"},
         reports=7,
         sees="vllm",
     ),
@@ -140,6 +142,7 @@ KINDS = (
     Kind(name="dynamo", counts="tokens"),
     Kind(name="fake", script_style="words", able=OF_A_FAKE, counts="words"),
     Kind(name="upstream", script_style="words", able=OF_A_FAKE, counts="words"),
+    Kind(name="kserve", script_style="words", able=FIELDS_OF_VLLM | {"response_format"}, counts="words"),
     Kind(
         name="embedded",
         script_style="guide",
@@ -257,18 +260,25 @@ def start_stack(triton: Triton, folder: Path, *flags: str, pace: str = "") -> It
         dynamo = stack.enter_context(_dynamo())
         parser = ("--tool-call-parser", "hermes")
         upstream = stack.enter_context(running(folder / "behind", f"far=fake:{pace}", flags=parser))
+        grpc = ("--grpc-port", str(grpc_port := free_port()))
+        ignored = [each for name in sorted(IGNORED) for each in ("--ignore-parameters", name)]
+        stack.enter_context(running(folder / "kserve", f"far=fake:{pace}", flags=(*grpc, *ignored)))
         addresses = {
             "dynamo": f"triton://{dynamo.target}#llm",
             "fake": f"fake:{pace}",
             "upstream": f"openai+{upstream.base_url}/v1#far",
+            "kserve": f"triton://127.0.0.1:{grpc_port}#far",
             "embedded": f"file:{EMBEDDED}",
         }
         tables = []
         for kind in KINDS:
             address = addresses.get(kind.name, f"triton://{triton.url}#{kind.model}")
             tables.append(f'[models."{kind}"]\nbackends = ["{address}"]')
-            if kind.name == "fake":
+            if kind.name in ("fake", "kserve"):
                 tables.append('tool_call_parser = "hermes"')
+            if kind.name == "kserve":  # the model behind repeats its prompt
+                (folder / "last.jinja").write_text("{{ messages[-1].content }}")
+                tables.append(f'chat_template = "{folder / "last.jinja"}"')
             elif kind.counts == "bytes":
                 tables.append(f'chat_template = "{folder / "chatml.jinja"}"')
             elif kind.script_style in ("pieces", "ids"):

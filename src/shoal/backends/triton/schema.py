@@ -222,6 +222,8 @@ def _pick_inputs(model: Tensors, names: TensorNames) -> tuple[Style, list[tuple[
     for name in TOKEN_INPUTS:
         if name in model.inputs and name not in taken and name not in canonical_names:
             canonical_names[name] = name
+    if "input_ids" not in taken and _takes_text_instead(model):
+        canonical_names = {own: name for own, name in canonical_names.items() if name not in TOKEN_INPUTS}
     if "input_ids" in canonical_names.values():
         style: Style = "tokens"
         known = {
@@ -242,6 +244,12 @@ def _pick_inputs(model: Tensors, names: TensorNames) -> tuple[Style, list[tuple[
             f"requires unknown inputs: {', '.join(missing)}; if they belong to a text model, name them in `input_names`"
         )
     return style, filled
+
+
+def _takes_text_instead(model: Tensors) -> bool:
+    """Whether the model reads a text where the request has no token ids: both are optional, and it tokenizes itself."""
+    ids, text = model.inputs.get("input_ids"), model.inputs.get(TEXT)
+    return ids is not None and text is not None and ids.optional and text.datatype == "BYTES"
 
 
 def _text_inputs(model: Tensors, names: TensorNames) -> list[tuple[str, Tensor]]:

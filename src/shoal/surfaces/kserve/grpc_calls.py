@@ -68,9 +68,7 @@ CODES: Mapping[int, grpc.StatusCode] = {
 
 
 def to_code(error: ShoalError) -> grpc.StatusCode:
-    """Return the gRPC code of an error: UNIMPLEMENTED for what no model here supports, else by its HTTP status."""
-    if isinstance(error, Unsupported):
-        return _Code.UNIMPLEMENTED
+    """Return the gRPC code of an error."""
     status = status_codes.status(error)
     return CODES.get(status, _Code.INTERNAL if status >= 500 else _Code.INVALID_ARGUMENT)
 

@@ -122,7 +122,7 @@ class Inference:
 
 
 class AnswerPieces:
-    """Converts the chunks of a streamed answer to responses. The last one has the finish reason and the usage."""
+    """Converts the chunks of a streamed answer to responses. The last one has the finish reason and the counts."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -138,7 +138,7 @@ class AnswerPieces:
         if chunk.finish_reason is not None:
             self._rest, self._reason = text, chunk.finish_reason
             return []
-        return answer_tensors(self._generation, [text], [UNFINISHED], Usage()) if text else []
+        return answer_tensors(self._generation, [text], [UNFINISHED], None) if text else []
 
     def finish(self) -> list[Tensor]:
         return answer_tensors(self._generation, [self._rest], [self._reason], self.usage)

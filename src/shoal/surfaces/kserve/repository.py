@@ -32,6 +32,8 @@ async def list_index(gateway: Gateway, *, ready: bool) -> list[wire.IndexEntry]:
     """List all models that are or can be loaded; `ready`: only those that can answer. A sleeping model can."""
     entries = []
     for each in await list_all_entries(gateway):
+        if each.parent is not None:
+            continue  # an adapter is a name for requests, not a model of its own
         state = "UNAVAILABLE" if each.status.failed else _STATES.get(each.status.value, "UNAVAILABLE")
         reason = (each.status.error or "unloaded") if state == "UNAVAILABLE" else ""
         entries.append(wire.IndexEntry(name=each.id, version=VERSION, state=state, reason=reason))

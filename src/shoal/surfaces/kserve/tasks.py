@@ -14,7 +14,7 @@ from shoal.surfaces.kserve.signature import Signature
 from shoal.surfaces.kserve.tensors import InferRequest, Inputs, ParameterReader, Tensor, select_outputs
 from shoal.surfaces.shared.sampling import to_guide, to_sampling
 from shoal.surfaces.shared.truncation import parse_truncation
-from shoal.surfaces.shared.wire_sampling import SamplingFields
+from shoal.surfaces.shared.wire_sampling import SamplingFields, StructuredOutputs
 from shoal.types import (
     Array,
     BatchTask,
@@ -37,13 +37,17 @@ _INPUT_TYPES = {"query": "query", "passage": "document", "document": "document"}
 
 
 class VllmSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    """The JSON of `sampling_parameters`. `stream` and `lora_name` are those of Triton's vLLM backend."""
+    """The JSON of `sampling_parameters`. `stream`, `lora_name` and `guided_decoding`, the former name of
+    `structured_outputs`, are those of Triton's vLLM backend."""
 
     stream: bool | None = None
     lora_name: str | None = None
+    guided_decoding: StructuredOutputs | None = None
 
 
 _SAMPLING = msgspec.json.Decoder(VllmSampling)
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_GUIDES = ("structured_outputs", "guided_decoding")
 _ENCODE = msgspec.json.Encoder()
 
 
@@ -190,9 +194,23 @@ def _read_sampling(inputs: Inputs, parameters: ParameterReader) -> VllmSampling:
     where, raw = ("parameters", _ENCODE.encode(left)) if text is None else (names.SAMPLING, text.encode())
     check_pieces(raw, where)
     try:
-        return _SAMPLING.decode(raw)
+        fields = _SAMPLING.decode(_unwrap_guides(raw))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise WrongType(f"{where!r}: {to_request_error(error, raw).message}", param=where) from None
+    fields.structured_outputs = fields.structured_outputs or fields.guided_decoding
+    return fields
+
+
+def _unwrap_guides(raw: bytes) -> bytes:
+    """Return the JSON of sampling fields with guides as objects: Triton's vLLM backend reads them as JSON in a text."""
+    if not any(name.encode() in raw for name in _GUIDES):
+        return raw
+    fields = _FIELDS.decode(raw)
+    for name in _GUIDES:
+        value = fields.get(name)
+        if value is not None and bytes(value).startswith(b'"'):
+            fields[name] = msgspec.Raw(msgspec.json.decode(value, type=str).encode())
+    return _ENCODE.encode(fields)
 
 
 def _to_sampling(fields: VllmSampling) -> Sampling:
@@ -210,14 +228,20 @@ def _select_generated(signature: Signature, inputs: Inputs, call: InferRequest) 
     return {names.ANSWER, *listed, *(output for output, flag in flags.items() if inputs.read_flag(flag))}
 
 
-def answer_tensors(generation: Generation, texts: list[str], reasons: list[str], usage: Usage) -> list[Tensor]:
-    """Return the requested outputs of a response with one text for each answer."""
-    made = (
+def answer_tensors(generation: Generation, texts: list[str], reasons: list[str], usage: Usage | None) -> list[Tensor]:
+    """Return the requested outputs of a response with one text for each answer.
+
+    Clients add up the generated tokens of all responses, and take the prompt's tokens from the first that has them:
+    without a usage, which the last one has, the former are 0 and the latter are absent.
+    """
+    made = [
         Tensor(names.ANSWER, "BYTES", _to_objects([generation.prefix + text for text in texts])),
         Tensor(names.REASON, "BYTES", _to_objects(reasons)),
-        Tensor(names.PROMPT_TOKENS, "UINT32", np.array([usage.prompt_tokens], np.uint32)),
-        Tensor(names.TOKENS, "UINT32", np.array([usage.completion_tokens], np.uint32)),
-    )
+    ]
+    if usage is not None:
+        made.append(Tensor(names.PROMPT_TOKENS, "UINT32", np.array([usage.prompt_tokens], np.uint32)))
+    generated = 0 if usage is None else usage.completion_tokens
+    made.append(Tensor(names.TOKENS, "UINT32", np.array([generated], np.uint32)))
     return [each for each in made if each.name in generation.outputs]
 
 
