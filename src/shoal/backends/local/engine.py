@@ -6,12 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import cycle
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
 
-from shoal.backends.local.lane_choice import CHECK_INTERVAL_S, CHECK_PART, LENGTHS, RUNS, LaneChoice
+from shoal.backends.local.lane_choice import LENGTHS, RUNS, LaneChoice
 from shoal.backends.local.shapes import Shape, WarmUp, is_probe
 from shoal.backends.local.slots import Slots
 from shoal.backends.local.tensor_inputs import Port, check_inputs, make_example
@@ -62,9 +62,7 @@ class LocalEngine:
         self._lanes = lanes
         self._max_length = max_length
         self._warm = warm
-        has_length = any(port.has_length for port in self._ports)
-        self._lane_choice = LaneChoice(sorted({min(each, max_length) for each in LENGTHS}) if has_length else (1,))
-        self._lone_calls = 0
+        self._lane_choice = LaneChoice()
         self._rebuild = rebuild
         self._on_close = end
         self._rebuild_task: asyncio.Task[None] | None = None
@@ -98,9 +96,10 @@ class LocalEngine:
                 if self._closed:
                     raise self._closed_error()
             lanes = self._lanes
-            slots = await self._choose(lanes, *next(iter(feeds.values())).shape[:2])
             try:
-                return await slots.run(feeds, outputs, deadline)
+                if await self._is_lone(lanes, feeds):
+                    return await self._run_lone(lanes, feeds, outputs, deadline)
+                return await lanes.slots.run(feeds, outputs, deadline)
             except BackendError:
                 self._start_rebuild(lanes)
                 raise
@@ -110,14 +109,27 @@ class LocalEngine:
             if not self._calls:
                 self._unused.set()
 
-    async def _choose(self, lanes: Lanes, size: int, length: int = 1) -> Slots:
-        if lanes.wide is None or size > SOLO_ITEMS or self._calls > 1:
-            return lanes.slots
+    async def _is_lone(self, lanes: Lanes, feeds: Tensors) -> bool:
+        """Return whether a batch may take either lane: it is small, and no other one runs."""
+        if lanes.wide is None or self._calls > 1 or len(next(iter(feeds.values()))) > SOLO_ITEMS:
+            return False
         await asyncio.sleep(0)  # let other batches of the same event loop tick start; then this one is not alone
-        if self._calls > 1 or not lanes.wide.free:
-            return lanes.slots
-        self._lone_calls += 1
-        return lanes.wide if self._lane_choice.is_wide(size * length) else lanes.slots
+        return self._calls == 1 and bool(lanes.wide.free)
+
+    async def _run_lone(
+        self, lanes: Lanes, feeds: Tensors, outputs: Sequence[str], deadline: float, is_wide: bool | None = None
+    ) -> dict[str, Array]:
+        """Run a batch on the given or the better lane, and record its time, also if other batches have joined it."""
+        shape = Shape(*(*next(iter(feeds.values())).shape, 1)[:2])
+        if is_wide is None:
+            is_wide = self._lane_choice.choose(shape.tokens)
+        slots = lanes.wide if is_wide else lanes.slots
+        assert slots is not None
+        began = time.perf_counter()
+        result = await slots.run(feeds, outputs, deadline)
+        seconds, cost = time.perf_counter() - began, self.facts.cost
+        self._lane_choice.record(shape.tokens, is_wide, seconds / cost.seconds(cost.work(shape.tokens, shape.length)))
+        return result
 
     def _start_rebuild(self, lanes: Lanes) -> None:
         """Replace lanes on which a batch failed, unless that is done or under way."""
@@ -166,17 +178,12 @@ class LocalEngine:
         self._warm_up_task = asyncio.create_task(self._measure_idle(), name=f"warm-up of {self.facts.name}")
 
     async def _measure_idle(self) -> None:
-        """Run the remaining shapes, then compare the lanes: now, and again while lone batches arrive."""
+        """Run the remaining shapes, then compare the lanes."""
         await self._wait_idle()
         while await self._warm_next():
             await self._wait_idle()
-        lengths = self._lane_choice.lengths if self._lanes.wide is not None else ()
-        spent = sum([await self._compare_lanes(length) for length in lengths])
-        for length in cycle(lengths):
-            self._lone_calls = 0
-            await asyncio.sleep(max(CHECK_INTERVAL_S, spent / CHECK_PART))
-            if self._lone_calls:
-                spent = await self._compare_lanes(length)
+        if self._lanes.wide is not None:
+            await self._compare_lanes(self._lanes)
 
     async def _wait_idle(self) -> None:
         while True:
@@ -184,24 +191,16 @@ class LocalEngine:
             if not self._calls and time.monotonic() - self._last_call >= QUIET_S:
                 return
 
-    async def _compare_lanes(self, length: int) -> float:
-        """Run one text of `length` tokens on both lanes in turn, while nothing else runs here; return the seconds that
-        this took."""
-        lanes, feeds = self._lanes, make_example(self._ports, 1, length)
-        assert lanes.wide is not None
-        wide: list[float] = []
-        narrow: list[float] = []
-        for _ in range(RUNS):
-            for slots, taken in ((lanes.wide, wide), (lanes.slots, narrow)):
-                await self._wait_idle()
-                began = time.perf_counter()
-                try:
-                    await slots.run(feeds, self.facts.outputs, time.monotonic() + WARM_DEADLINE_S)
-                except BackendError:  # a shape that the graph rejects: the choice stays as it is
-                    return sum(wide + narrow)
-                taken.append(time.perf_counter() - began)
-        self._lane_choice.record(length, wide, narrow)
-        return sum(wide + narrow)
+    async def _compare_lanes(self, lanes: Lanes) -> None:
+        """Run one text of each length on both lanes in turn, while nothing else runs here."""
+        has_length = any(port.has_length for port in self._ports)
+        for length in sorted({min(each, self._max_length) for each in LENGTHS}) if has_length else (1,):
+            feeds = make_example(self._ports, 1, length)
+            with suppress(BackendError):  # a shape that the graph rejects
+                for is_wide in (True, False) * RUNS:
+                    await self._wait_idle()
+                    deadline = time.monotonic() + WARM_DEADLINE_S
+                    await self._run_lone(lanes, feeds, self.facts.outputs, deadline, is_wide)
 
     async def _warm_next(self) -> bool:
         """Run the next shape on all workers of a lane at once, because kernels are cached per stream."""

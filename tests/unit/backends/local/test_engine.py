@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 
 from shoal.backends.local import engine
 from shoal.backends.local.engine import SOLO_ITEMS, Lanes, LocalEngine
+from shoal.backends.local.lane_choice import LONGEST_WAIT
 from shoal.backends.local.shapes import Shape, WarmUp
 from shoal.backends.local.slots import Slots
 from shoal.backends.local.tensor_inputs import Port
@@ -183,28 +183,38 @@ class SlowWorker(StepWorker):
 async def test_lone_batches_run_on_the_lane_measured_as_faster(
     wide_s: float, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The comparison runs in the background, and again after further lone batches, when the cores may be free again."""
+    """A comparison in the background comes before the first lone batches; then their own times correct it."""
     clock = [0.0]
     monkeypatch.setattr(engine, "QUIET_S", 0.0)
-    monkeypatch.setattr(engine, "CHECK_INTERVAL_S", 0.0)
-    monkeypatch.setattr(engine, "CHECK_PART", math.inf)
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     harness = EngineHarness()
     narrow, wide = SlowWorker(clock, 1.0), SlowWorker(clock, wide_s)
     harness.engine._lanes = Lanes(Slots([narrow]), Slots([wide]))
+
+    async def infer_and_count() -> tuple[int, int]:
+        before = (narrow.batches, wide.batches)
+        await harness.infer(length=64)
+        return narrow.batches - before[0], wide.batches - before[1]
+
     await harness.engine.warm_up(60.0)
     await ticks(500)
     assert {length for _, length in wide.shapes} == {16, 64}  # of LENGTHS, what the model takes
-    before = (narrow.batches, wide.batches)
-    await harness.infer(length=64)
-    assert (narrow.batches - before[0], wide.batches - before[1]) == expected
-    wide.seconds = 0.1
-    for extra in range(8):  # which length is compared depends on the tick
-        await harness.infer()
-        await ticks(500 + extra)
-    before = (narrow.batches, wide.batches)
-    await harness.infer()
-    assert (narrow.batches - before[0], wide.batches - before[1]) == (0, 1)
+    assert await infer_and_count() == expected
+    wide.seconds = 2.6 - wide_s
+    for _ in range(3 * LONGEST_WAIT):
+        await harness.infer(length=64)
+    assert await infer_and_count() == expected[::-1]
+    await harness.engine.aclose()
+
+
+async def test_a_shape_that_the_graph_refuses_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison goes on with the next length."""
+    monkeypatch.setattr(engine, "QUIET_S", 0.0)
+    harness = EngineHarness()
+    harness.wide.error = RuntimeError("shape mismatch")
+    await harness.engine.warm_up(60.0)
+    await ticks(500)
+    assert (harness.wide.shapes, harness.counts()) == ([(1, 16), (1, 64)], (0, 2))
     await harness.engine.aclose()
 
 
