@@ -20,13 +20,17 @@ EMBEDDER = "text-embedding-3-small"
 KNOWN = "gpt-4o-mini"
 """A second served name: some classes accept OpenAI's model names only."""
 
+TRITONCLIENT = all(find_spec(name) is not None for name in ("tritonclient", "gevent"))
+"""Whether both of its transports are there: without gevent it has none over HTTP."""
+
 AVAILABLE = {
     "test_infinity.py": find_spec("infinity_client") is not None,
     "test_langchain.py": find_spec("langchain_openai") is not None,
     "test_llama_index.py": find_spec("llama_index") is not None,
     "test_nvidia.py": find_spec("langchain_nvidia_ai_endpoints") is not None,
     "test_openai_1.py": version("openai").startswith("1."),
-    "test_tritonclient.py": all(find_spec(name) is not None for name in ("tritonclient", "gevent")),
+    "test_tritonclient.py": TRITONCLIENT,
+    "test_tritonclient_running.py": TRITONCLIENT,
     "test_voyage.py": find_spec("voyageai") is not None,
 }
 collect_ignore = [name for name, there in AVAILABLE.items() if not there]

@@ -18,7 +18,7 @@ from tests.surfaces.surface_kit import MODEL, Answer, request_scope, serve
 from tests.surfaces.surface_kit import Exchange as Exchanged
 
 ASK = {"input": "ab", "model": MODEL}
-PUBLIC = {"/health", "/v1/health", "/health/live", "/health/ready", "/ping"}
+PUBLIC = {"/health", "/v1/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready"}
 
 
 def test_public_routes_are_few() -> None:
@@ -323,6 +323,7 @@ ADMIN = {
     *("GET /jobs/{id:path}", "POST /v1/models/{id:path}/load", "POST /v1/models/{id:path}/unload"),
     *("DELETE /v1/models/{id:path}", "POST /models/load", "POST /models/unload", "DELETE /models"),
     *("POST /api/pull", "DELETE /api/delete", "POST /load_clip_model", "POST /load_model"),
+    *("POST /v2/repository/models/{id:path}/load", "POST /v2/repository/models/{id:path}/unload"),
 }
 BODIES = {
     "POST /v1/models": b'{"model":"org/name"}',

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.core.protocols import Operation
 from shoal.errors import ShoalError
+from shoal.http.multipart import FORM
 from shoal.http.operation import DocumentedOperation
 from shoal.http.request import Options
 from shoal.surfaces.infer import errors
@@ -143,6 +144,7 @@ def _embed_operations(embeds: EmbedEndpoints) -> list[Operation]:
             summary=summary,
             request=request,
             form=form,
+            other_bodies=(FORM,) if form is not None else (),
             response=response,
             errors=_EMBED_ERRORS,
             headers=batch_headers.HEADER_DOCS,
@@ -160,6 +162,7 @@ def _classify_operation(classify: ClassifyImage) -> Operation:
         summary="Classify images by the model's labels or the request's",
         request=wire.ClassifyImageRequest,
         form=wire.ClassifyImageForm,
+        other_bodies=(FORM,),
         response=wire.Probabilities,
         errors=_EMBED_ERRORS,
         headers=batch_headers.HEADER_DOCS,

@@ -222,7 +222,7 @@ def _inference_operations(calls: _InferenceEndpoints) -> list[Operation]:
             errors=_ERRORS,
             headers=HEADER_DOCS,
             generates=True,
-            binary=True,
+            other_bodies=(b"application/octet-stream",),
             description="Tensors may also be binary, behind the JSON, as Triton's binary tensor data extension says.",
             example={"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["What is a shoal?"]}]},
             other_responses=(("application/octet-stream", bytes),),
