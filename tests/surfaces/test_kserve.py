@@ -160,10 +160,12 @@ async def test_parameters() -> None:
     assert (task.truncate, task.truncation_direction) == (True, "left")
     assert context.traffic == "bulk" and context.remaining() <= 5
     assert (await infer(server, texts("a"), parameters={"priority": 1, "truncate": False})).status == 200
-    assert server.runner.contexts[-1].traffic == "interactive" and server.runner.tasks[-1].truncate is False
+    task, context = server.runner.tasks[-1], server.runner.contexts[-1]
+    assert (context.traffic, task.truncate) == ("interactive", False)
     assert (await infer(server, texts("a"))).status == 200
-    assert server.runner.contexts[-1].traffic is None
-    assert 25 < server.runner.contexts[-1].remaining() <= 30, "an embedding has not the time of a generation"
+    context = server.runner.contexts[-1]
+    assert context.traffic is None
+    assert 25 < context.remaining() <= 30, "an embedding has not the time of a generation"
 
 
 @pytest.mark.parametrize(
@@ -292,7 +294,7 @@ async def test_generate() -> None:
     answer = await generate(runner, text_input="one two", parameters={"stream": False, "temperature": 0.5})
     assert answer.json() == {"model_name": "talker", "model_version": "1", "text_output": "one twoone two"}
     assert runner.task.sampling.temperature == 0.5 and runner.task.prompts == ["one two"]
-    asked = {
+    asked: dict[str, Any] = {
         "exclude_input_in_output": True,
         "return_finish_reason": True,
         "return_num_input_tokens": True,

@@ -198,6 +198,10 @@ class Registry:
         for name in list(self._unloaded)[:-_MOST_UNLOADED]:
             del self._unloaded[name]
 
+    def unloaded_names(self) -> set[str]:
+        """Return the models that were unloaded and not deleted since."""
+        return set(self._unloaded.values())
+
     def was_unloaded(self, name: str) -> bool:
         """Whether a model of this name was unloaded and not deleted since."""
         return name in self._unloaded

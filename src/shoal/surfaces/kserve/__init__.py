@@ -35,6 +35,9 @@ _ERRORS: dict[int, Any] = dict.fromkeys((400, 404, 429, 500, 502, 503, 504), wir
 _MODEL_ERRORS: dict[int, Any] = dict.fromkeys((400, 404, 500, 503, 504), wire.KServeError)
 _CHANGE_ERRORS: dict[int, Any] = dict.fromkeys((400, 403, 404, 409, 424, 500, 502, 503, 504), wire.KServeError)
 
+_EMPTY_BODIES = (b"application/octet-stream",)
+"""What aiohttp, and so tritonclient's asyncio client, calls a body of JSON or of nothing."""
+
 
 class Statistics(msgspec.Struct, kw_only=True):
     model_stats: list[ModelStats]
@@ -107,6 +110,7 @@ def _server_operations(server: _ServerEndpoints) -> list[Operation]:
             errors={400: wire.KServeError, 500: wire.KServeError},
             example={},
             optional=True,
+            other_bodies=_EMPTY_BODIES,
         ),
         *(
             DocumentedOperation(
@@ -118,6 +122,7 @@ def _server_operations(server: _ServerEndpoints) -> list[Operation]:
                 request=wire.LoadBody,
                 errors=_CHANGE_ERRORS,
                 optional=True,
+                other_bodies=_EMPTY_BODIES,
             )
             for action, endpoint, summary in (
                 ("load", server.load, "Load a model, and wait until it is ready"),
@@ -146,7 +151,7 @@ class _ServerEndpoints:
         return Reply(200 if ready else 503, [JSON], _ENCODE.encode(wire.Ready(ready=ready)))
 
     async def statistics(self, request: Request) -> Reply:
-        return _json_reply(Statistics(model_stats=await self._gateway.statistics()))
+        return _json_reply(Statistics(model_stats=await repository.list_statistics(self._gateway)))
 
     async def index(self, request: Request) -> Reply:
         payload = self._decode_index(request.body or b"{}")
@@ -198,14 +203,12 @@ class _ModelEndpoints:
         return _json_reply(build_config(name, signature))
 
     async def ready(self, request: Request) -> Reply:
-        model, _ = self._gateway.resolve(split_version(request.parameter)[0])
-        found = self._gateway.registry.find(model)
-        ready = found.can_answer()
+        ready = repository.is_ready(self._gateway, *split_version(request.parameter))
         return Reply(200 if ready else 503, [JSON], _ENCODE.encode(wire.Ready(ready=ready)))
 
     async def statistics(self, request: Request) -> Reply:
-        model, _ = self._gateway.resolve(split_version(request.parameter)[0])
-        return _json_reply(Statistics(model_stats=await self._gateway.statistics(model)))
+        found = await repository.list_statistics(self._gateway, *split_version(request.parameter))
+        return _json_reply(Statistics(model_stats=found))
 
 
 def _inference_operations(calls: _InferenceEndpoints) -> list[Operation]:

@@ -23,7 +23,7 @@ from google.protobuf.message import Message
 
 from shoal import _version
 from shoal.core.protocols import Access
-from shoal.errors import InvalidValue, ShoalError, Unsupported
+from shoal.errors import InvalidValue, ModelNotFound, ShoalError, Unsupported
 from shoal.http import status_codes
 from shoal.http.access_log import log_request
 from shoal.http.auth import Gate
@@ -180,8 +180,10 @@ class KServeCalls(grpc.GenericRpcHandler):
         )
 
     async def _model_ready(self, request: Request, message: Any) -> Message:
-        found = self._gateway.registry.get(message.name)
-        ready = found is not None and found.can_answer() and message.version in ("", VERSION)
+        try:
+            ready = repository.is_ready(self._gateway, message.name, message.version)
+        except ModelNotFound:
+            ready = False
         return pb.ModelReadyResponse(ready=ready)
 
     async def _model_metadata(self, request: Request, message: Any) -> Message:
@@ -193,8 +195,8 @@ class KServeCalls(grpc.GenericRpcHandler):
         return json_format.ParseDict({"config": described}, pb.ModelConfigResponse())
 
     async def _model_statistics(self, request: Request, message: Any) -> Message:
-        found = msgspec.to_builtins(await self._gateway.statistics(message.name))
-        return json_format.ParseDict({"model_stats": found}, pb.ModelStatisticsResponse())
+        found = await repository.list_statistics(self._gateway, message.name, message.version)
+        return json_format.ParseDict({"model_stats": msgspec.to_builtins(found)}, pb.ModelStatisticsResponse())
 
     async def _repository_index(self, request: Request, message: Any) -> Message:
         entries = msgspec.to_builtins(await repository.list_index(self._gateway, ready=message.ready))
@@ -241,15 +243,16 @@ class KServeCalls(grpc.GenericRpcHandler):
             await turn.wait()
             await stream.send_error(message, public.message)
         finally:
-            turn.end()
+            turn.pass_on()
             log_request(request, status, quiet=False)
 
     async def _send_responses(
         self, request: Request, message: Any, stream: _ResponseStream, turn: _Turn, wants_empty: bool
     ) -> None:
         job = await self._inference.prepare(request, _read_request(message))
+        wants_empty = wants_empty and job.is_decoupled
         if job.streams:
-            turn.end()
+            turn.pass_on()
         async with aclosing(self._inference.respond(request, job)) as responses:
             async for response in responses:
                 if not job.streams:
@@ -262,16 +265,24 @@ class KServeCalls(grpc.GenericRpcHandler):
 class _Turn:
     """The place of a request among those of its stream: `wait` returns once the one before it has been answered."""
 
-    def __init__(self, before: asyncio.Event | None) -> None:
+    def __init__(self, before: asyncio.Future[None] | None) -> None:
         self._before = before
-        self.ended = asyncio.Event()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> None:
         if self._before is not None:
-            await self._before.wait()
+            await asyncio.wait({self._before})
+
+    def pass_on(self) -> None:
+        """End with the turn before: this request keeps nobody waiting."""
+        if self._before is None:
+            self.end()
+        else:
+            self._before.add_done_callback(lambda _: self.end())
 
     def end(self) -> None:
-        self.ended.set()
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
 class _ResponseStream:
@@ -280,7 +291,7 @@ class _ResponseStream:
     def __init__(self, context: _Context) -> None:
         self.context = context
         self._lock = asyncio.Lock()
-        self._last: asyncio.Event | None = None
+        self._last: asyncio.Future[None] | None = None
 
     def take_turn(self) -> _Turn:
         turn = _Turn(self._last)
@@ -299,7 +310,10 @@ class _ResponseStream:
 
     async def _write(self, message: Message) -> None:
         async with self._lock:
-            await self.context.write(message)
+            try:
+                await self.context.write(message)
+            except Exception as error:  # gRPC has only internal errors for a client that has left
+                raise asyncio.CancelledError from error
 
 
 def _read_request(message: Any) -> InferRequest:

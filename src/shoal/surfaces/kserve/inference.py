@@ -6,10 +6,11 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.errors import ModelNotFound, Unsupported
+from shoal.errors import Unsupported
 from shoal.http.images import ImageReader
 from shoal.http.request import Options, Request
-from shoal.surfaces.kserve.signature import VERSION, Signature, describe_model
+from shoal.surfaces.kserve.repository import resolve
+from shoal.surfaces.kserve.signature import Signature, describe_model
 from shoal.surfaces.kserve.tasks import Generation, answer_tensors, build_batch_task, build_generation, to_tensors
 from shoal.surfaces.kserve.tensors import InferRequest, InferResponse, ParameterReader, Tensor, select_outputs
 from shoal.surfaces.shared.default_models import wake_model
@@ -40,6 +41,11 @@ class Job(NamedTuple):
         """Whether it has several responses."""
         return isinstance(self.task, Generation) and self.task.task.stream
 
+    @property
+    def is_decoupled(self) -> bool:
+        """Whether its model may have any number of responses to a request."""
+        return isinstance(self.task, Generation)
+
 
 class Inference:
     """Runs the requests of one server. All methods raise RequestErrors, and what the gateway raises."""
@@ -55,13 +61,7 @@ class Inference:
     ) -> tuple[str, Signature]:
         """Return a model's name, and its tensors, those for `inputs` if it has several tasks; wake it if they are
         unknown."""
-        if not name:
-            raise ModelNotFound("the request names no model: send its name", param="model")
-        model, adapter = self._gateway.resolve(name)
-        if version not in ("", VERSION):
-            raise ModelNotFound(
-                f"the model {model!r} has no version {version[:20]!r}: leave it out, or send {VERSION}", param="model"
-            )
+        model, adapter = resolve(self._gateway, name, version)
         card = await wake_model(self._gateway, request, self._gateway.model(model))
         if card.facts is None:
             raise card.refusal()
