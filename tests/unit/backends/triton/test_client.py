@@ -331,7 +331,12 @@ async def test_reserved_parameters_are_refused(triton: FakeTriton, client: Clien
         await client.infer(request, soon())
 
 
-async def test_leaving_a_stream_cancels_it_on_the_server(triton: FakeTriton, client: Client) -> None:
+async def test_leaving_a_stream_cancels_it_on_the_server(
+    triton: FakeTriton, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that never pauses."""
+    monkeypatch.setattr(infer_stream, "READ_ON_S", 0.01)
+
     async def endless(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelInferResponse]:
         n = 0
         while True:
@@ -342,6 +347,54 @@ async def test_leaving_a_stream_cancels_it_on_the_server(triton: FakeTriton, cli
     assert [read_outputs(await anext(stream))["n"][0] for _ in range(3)] == [1, 2, 3]
     await stream.aclose()
     await asyncio.wait_for(triton.left.wait(), 30)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+async def test_a_stream_that_pauses_is_cancelled_at_once(
+    triton: FakeTriton, client: Client, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    """After a short while if it has answered."""
+    monkeypatch.setattr(infer_stream, "READ_ON_S", 3600.0)
+    monkeypatch.setattr(infer_stream, "PAUSE_S", 0.01 if answered else 3600.0)
+
+    async def waits(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelInferResponse]:
+        yield number(request, 1)
+        await asyncio.Event().wait()
+
+    received = asyncio.Event()
+
+    async def silent(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelInferResponse]:
+        received.set()
+        await asyncio.Event().wait()
+        yield number(request, 1)
+
+    stream_model(triton, waits if answered else silent)
+    stream = client.stream_infer(pb.ModelInferRequest(model_name="llm"), soon())
+    if answered:
+        await anext(stream)
+    else:
+        await received.wait()
+    await stream.aclose()
+    await asyncio.wait_for(triton.left.wait(), 30)
+
+
+async def test_a_short_answer_that_is_left_ends_by_itself(
+    triton: FakeTriton, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tritonserver may crash if a call is canceled while it answers."""
+    monkeypatch.setattr(infer_stream, "READ_ON_S", 3600.0)
+    monkeypatch.setattr(infer_stream, "PAUSE_S", 3600.0)
+
+    async def five(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelInferResponse]:
+        for n in range(5):
+            yield number(request, n)
+
+    stream_model(triton, five)
+    stream = client.stream_infer(pb.ModelInferRequest(model_name="llm"), soon())
+    await anext(stream)
+    await stream.aclose()
+    await asyncio.gather(*infer_stream._ENDING)
+    assert (triton.cancelled, client._long_calls) == (0, 0)
 
 
 async def last_then(triton: FakeTriton, client: Client, ends: asyncio.Event, *, fails: bool) -> InferStream:
