@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.server_kit import LISTENING, Processes, Server, ShoalServer, environment, wait_until
-from tests.integration.triton_kit import own_triton, triton
+from tests.integration.triton_kit import Triton, own_triton, triton
 
 __all__ = ["own_triton", "triton"]  # pytest finds fixtures by name in this module
 
@@ -21,6 +21,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if {"triton", "own_triton"} & set(getattr(item, "fixturenames", ())) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(60, func_only=True))
+
+
+@pytest.fixture(autouse=True)
+def triton_recovers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """If the tests' Triton dies, show its log with the test in which it did, and spare those after it."""
+    shared: Triton | None = request.getfixturevalue("triton") if "triton" in request.fixturenames else None
+    yield
+    if shared is not None:
+        shared.recover()
 
 
 @contextmanager

@@ -71,6 +71,12 @@ def stack(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield stack
 
 
+@pytest.fixture(autouse=True)
+def every_model_is_back(stack: Stack) -> None:
+    """After a crash of Triton: see `triton_recovers`."""
+    until(stack.front.ready, what="readiness")
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{stack.front.base_url}/v1", api_key="any", max_retries=0) as client:

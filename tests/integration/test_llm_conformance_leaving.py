@@ -37,6 +37,12 @@ def stack(triton: Triton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield stack
 
 
+@pytest.fixture(autouse=True)
+def every_model_is_back(stack: Stack) -> None:
+    """After a crash of Triton: see `triton_recovers`."""
+    until(stack.front.ready)
+
+
 class Watched:
     """The model's counts so far: answers started and callers that disconnected."""
 

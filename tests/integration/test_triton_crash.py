@@ -108,3 +108,26 @@ def test_a_whole_server_that_starts_late(own_triton: OwnTriton, shoal_server: Sh
     own_triton(grpc_port=port).load("near_free")
     until(lambda: embeddings(server, "near_free", "a")[0] == 200, what="the first answer")
     assert server.ready()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_triton_of_the_tests(own_triton: OwnTriton, capsys: pytest.CaptureFixture[str], hangs: bool) -> None:
+    """`Triton.recover` shows why it died, and loads its models again. It kills one that hangs while it dies."""
+    triton = own_triton()
+    triton.load("near_free", "slow")
+    triton.unload("slow")
+    triton.recover()
+    assert capsys.readouterr().out == ""
+    if hangs:
+        with triton.server.log.open("a") as log:
+            log.write("Signal (11) received.\n")
+    else:
+        os.kill(triton.pid, signal.SIGSEGV)
+        until(lambda: triton.server.restarts, what="the end of Triton")
+    triton.recover()
+    shown = capsys.readouterr().out
+    assert "Signal (11) received" in shown
+    assert f"tritonserver was ended by {'SIGKILL' if hangs else 'SIGSEGV'}" in shown
+    assert (triton.state("near_free"), triton.state("slow")) == ("READY", "")
+    triton.recover()
+    assert capsys.readouterr().out == ""

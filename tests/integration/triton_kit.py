@@ -6,35 +6,49 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 
+from shoal.backends.triton.run_state import process_start
 from shoal.backends.triton.server import TritonOptions, TritonServer, run_triton
 from tests.integration.triton_models import write_models
 
 PATIENCE_S = 600.0
 """The first start on a machine downloads 55 MB and creates a virtual environment."""
 
+NOTICED_S = 3.0
+"""After this time every Shoal has looked at its models again, which it does every two seconds."""
+
+_LOG_LINES = 40
+_CRASHED, _NOTE = "Signal (", "shoal: tritonserver "
+"""What the server logs before it dies, and the supervisor after."""
+
 # Read now: tests themselves run without Shoal's settings.
 _STABLE = Path(os.environ.get("SHOAL_HOME") or "~/.cache/shoal").expanduser() / "triton"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Triton:
     """A running Triton with the models of `triton_models` in its repository, none of them loaded.
 
-    `notes`: the file that its models write to. Methods block: in an async test use `asyncio.to_thread`.
+    `notes`: the file that its models write to. `loaded`: what tests have loaded, in order. `restarts`: how many
+    `recover` has seen. Methods block: in an async test use `asyncio.to_thread`.
     """
 
     server: TritonServer
     home: Path
     notes: Path
+    loaded: dict[str, None] = field(default_factory=dict)
+    restarts: int = 0
 
     @property
     def url(self) -> str:
@@ -67,10 +81,12 @@ class Triton:
         for name in names:
             status, answer = self.http("POST", f"/v2/repository/models/{name}/load")
             assert status == 200, answer
+            self.loaded[name] = None
 
     def unload(self, *names: str) -> None:
         """Unload models and wait until Triton confirms it."""
         for name in names:
+            self.loaded.pop(name, None)
             assert self.http("POST", f"/v2/repository/models/{name}/unload")[0] == 200
             while self.state(name) not in ("", "UNAVAILABLE"):
                 pass
@@ -84,6 +100,27 @@ class Triton:
         """Return (status, answer) for texts, one per row."""
         tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts), 1], "data": texts}
         return self.http("POST", f"/v2/models/{name}/infer", {"inputs": [tensor]})
+
+    def recover(self) -> None:
+        """If the server has died, print the end of its log, wait for its successor and load the same models there."""
+        server = self.server
+        pid, logged = server.pid, server.log.read_text()
+        if pid is not None and process_start(pid) is not None and server.restarts == self.restarts:
+            if _CRASHED not in logged.rpartition(_NOTE)[2]:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # its signal handler, which allocates memory, may wait forever
+        end = time.monotonic() + PATIENCE_S
+        while server.phase != "failed" and (server.phase != "ready" or server.restarts == self.restarts):
+            assert time.monotonic() < end, f"Triton did not come back: see {server.log}"
+            time.sleep(0.05)
+        self.restarts = server.restarts
+        before, note, after = server.log.read_text().rpartition(_NOTE)
+        lines = [*before.splitlines()[-_LOG_LINES:], note + after.partition("\n")[0]]
+        sys.stdout.write("\n".join(["WARNING: Triton died in this test. The end of its log:", *lines, ""]))
+        assert server.phase == "ready", "Triton died too often"
+        self.load(*self.loaded)
+        time.sleep(NOTICED_S)
 
     def noted(self) -> list[str]:
         """Return the lines that models have written so far."""
@@ -145,7 +182,8 @@ def running_triton(folder: Path, **options: Any) -> Iterator[Triton]:
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
-    """One Triton for all tests: load the models that you need, and leave them loaded or not. Never kill this one."""
+    """One Triton for all tests: load the models that you need, and leave them loaded or not. Never kill this one;
+    `triton_recovers` is for its own crashes."""
     with running_triton(tmp_path_factory.mktemp("triton")) as started:
         yield started
 
