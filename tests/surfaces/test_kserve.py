@@ -112,7 +112,7 @@ async def test_binary_tensors() -> None:
         ("0", 9, "but the body has"),
         ("99999", 9, "but the body has"),
         (None, 99, "but 9 bytes are left"),
-        (None, 5, "BYTES [1, 1] is broken"),
+        (None, 5, "4 bytes of the body belong to no input"),
         (None, "9", "must be an integer"),
         (None, -1, "binary_data_size of -1"),
         (None, True, "must be an integer"),
@@ -193,12 +193,18 @@ async def test_wrong_parameters(parameters: dict[str, Any], message: str) -> Non
         (texts("a", name="txt"), "the model has no input 'txt'; it has text, input_ids, attention_mask"),
         ({**texts("a"), "datatype": "FP32", "data": [1.5]}, "'text' must have the datatype BYTES"),
         ({**texts("a"), "shape": [1, 1, 1]}, "send [rows, 1]"),
-        ({**texts("a"), "shape": [2, 1]}, "has 1 elements instead of 2"),
-        ({**texts("a"), "shape": [2**62, 2**62]}, "has 1 elements instead of"),
-        ({**texts("a"), "data": [3]}, "must have strings"),
-        ({**texts("a"), "data": None}, "neither 'data' nor binary_data_size"),
-        ({**texts("a"), "datatype": "BF16"}, "has no JSON form"),
-        ({**texts("a"), "parameters": {"shared_memory_region": "x"}}, "'shared_memory_region' is not supported"),
+        ({**texts("a"), "shape": [2, 1]}, "has 2 elements, not 1"),
+        ({**texts("a"), "shape": [2**62, 2**62]}, "send [rows, 1]"),
+        ({**texts("a"), "shape": [2**62, 1]}, "rows; the limit is 2048"),
+        ({**texts("a"), "shape": [1] * 9}, "`array` of length <= 8"),
+        ({**texts("a"), "data": [["a"], ["b", "c"]], "shape": [3, 1]}, "not nested as the shape [3, 1] says"),
+        ({**texts("a"), "data": [3]}, "must be strings"),
+        ({**texts("a"), "data": None}, "must have 'data' or binary_data_size"),
+        ({**texts("a"), "datatype": "BF16"}, "must have the datatype BYTES"),
+        (
+            {**texts("a"), "parameters": {"shared_memory_region": "x"}},
+            "'shared_memory_region' of 'text' is not supported",
+        ),
         ({"name": "input_ids", "shape": [1, 1], "datatype": "INT64", "data": [1.5]}, "elements that are not INT64"),
         ({"name": "input_ids", "shape": [1, 1], "datatype": "INT64", "data": [True]}, "elements that are not INT64"),
         ({"name": "input_ids", "shape": [1, 1], "datatype": "INT8", "data": [300]}, "does not fit into INT8"),
@@ -216,7 +222,7 @@ async def test_other_refusals() -> None:
     assert "two tensors of the same name" in await error_of(server, texts("a"), texts("b"))
     assert "no output 'x'" in await error_of(server, texts("a"), outputs=[{"name": "x"}])
     asked = [{"name": "embeddings", "parameters": {"classification": 3}}]
-    assert "'classification' is not supported" in await error_of(server, texts("a"), outputs=asked)
+    assert "'classification' of 'embeddings' is not supported" in await error_of(server, texts("a"), outputs=asked)
     assert "does not exist" in await error_of(server, texts("a"), path="/v2/models/nobody/infer", status=404)
     path = f"/v2/models/{MODEL}/versions/7/infer"
     assert "has no version '7'" in await error_of(server, texts("a"), path=path, status=404)
@@ -340,9 +346,9 @@ async def test_generate_stream() -> None:
         ("generate_stream", {"text_input": "a", "stream": False}, "does not stream this request"),
         ("generate", {"text": "a"}, "no input 'text'"),
         ("generate", {}, "'text_input' is missing"),
-        ("generate", {"text_input": ["a", "b"]}, "must have one element"),
+        ("generate", {"text_input": ["a", "b"]}, "has the shape [2]; send [1]"),
         ("generate", {"text_input": "a", "parameters": {"temperture": 1}}, "unknown field `temperture`"),
-        ("generate", {"text_input": "a", "sampling_parameters": "{"}, "'sampling_parameters': "),
+        ("generate", {"text_input": "a", "sampling_parameters": "{"}, "'sampling_parameters' is invalid: "),
         ("generate", {"text_input": "a", "parameters": []}, "'parameters' must be an object"),
         ("generate_stream", {"text_input": "a", "exclude_input_in_output": False}, "cannot be false in a stream"),
         ("generate_stream", {"text_input": "a", "parameters": {"n": 2}}, "leave out 'n'"),

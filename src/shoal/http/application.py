@@ -25,7 +25,7 @@ from shoal.http.disconnect import DisconnectWatch
 from shoal.http.headers import check_headers
 from shoal.http.operation import DocumentedOperation
 from shoal.http.redaction import log_bug, to_public_error
-from shoal.http.request import REQUEST_ID, ErrorRenderer, Headers, Options, Reply, Request
+from shoal.http.request import REQUEST_ID, ErrorRenderer, Headers, Options, Reply, Request, choose_timeout
 from shoal.http.routes import Miss, Route, Routes
 from shoal.http.streaming import StreamBody
 
@@ -88,7 +88,7 @@ class Application:
         generates = isinstance(found, Route) and found.operation.generates
         timeout = self._options.generate_timeout_s if generates else self._options.embed_timeout_s
         if b"x-request-timeout" in request.headers:
-            timeout = _choose_timeout(request.headers[b"x-request-timeout"], timeout)
+            timeout = choose_timeout(request.headers[b"x-request-timeout"], timeout)
         request.deadline = request.started + timeout
         status = await self._respond(request, found, receive, send)
         log_request(request, status, quiet=isinstance(found, Route) and found.operation.quiet)
@@ -209,15 +209,6 @@ class Application:
         if unread or reply.status in _CLOSING_STATUSES:
             headers.append(_CLOSE)
         return headers
-
-
-def _choose_timeout(value: bytes, most: float) -> float:
-    """Return the client's timeout in seconds, or `most` if it is invalid or larger."""
-    try:
-        seconds = float(value)
-    except ValueError:
-        return most
-    return min(seconds, most) if seconds > 0 else most
 
 
 def _render_reply(render: ErrorRenderer, error: ShoalError) -> Reply:

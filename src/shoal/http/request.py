@@ -181,3 +181,12 @@ class Request:
     def accepts_json(self) -> bool:
         """Whether the Accept header names application/json; `*/*` does not count."""
         return b"application/json" in self.headers.get(b"accept", b"")
+
+
+def choose_timeout(value: bytes | None, most: float) -> float:
+    """Return the client's timeout in seconds, or `most` if it is absent, invalid or larger."""
+    try:
+        seconds = float(value or b"")
+    except ValueError:
+        return most
+    return min(seconds, most) if seconds > 0 else most

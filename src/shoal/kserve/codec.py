@@ -54,6 +54,9 @@ TYPED: Mapping[str, str] = {
 }
 """The field of InferTensorContents for each datatype."""
 
+MAX_DIMENSIONS = 8
+MAX_ELEMENTS = 2**31 - 1
+
 LENGTH = struct.Struct("<I")
 Parameter = bool | int | float | str
 
@@ -101,7 +104,7 @@ def from_raw(datatype: str, shape: tuple[int, ...], data: bytes) -> Array:
     if datatype == "BYTES":
         return from_blob(data, shape)
     dtype = np.dtype("<u2") if datatype == "BF16" else _dtype(datatype)
-    size = _size(shape)
+    size = count_elements(shape)
     if len(data) != size * dtype.itemsize:
         raise InvalidTensor(f"{datatype} {list(shape)} takes {size * dtype.itemsize} bytes, not {len(data)}")
     array = np.frombuffer(data, dtype=dtype).reshape(shape)
@@ -111,8 +114,8 @@ def from_raw(datatype: str, shape: tuple[int, ...], data: bytes) -> Array:
 def from_typed(datatype: str, shape: tuple[int, ...], contents: InferTensorContents) -> Array:
     """Return typed contents as an array of `shape`. Raises InvalidTensor if their count or a value does not fit."""
     values = getattr(contents, _field(datatype))
-    if len(values) != _size(shape):
-        raise InvalidTensor(f"{datatype} {list(shape)} takes {_size(shape)} values, not {len(values)}")
+    if len(values) != count_elements(shape):
+        raise InvalidTensor(f"{datatype} {list(shape)} takes {count_elements(shape)} values, not {len(values)}")
     if datatype == "BYTES":
         return _objects(list(values), shape)
     # INT8 and INT16 are sent in 32 bits.
@@ -138,7 +141,7 @@ def from_blob(data: bytes, shape: tuple[int, ...]) -> Array:
     long."""
     elements: list[bytes] = []
     append, length_at, end, position = elements.append, LENGTH.unpack_from, len(data), 0
-    size = _size(shape)
+    size = count_elements(shape)
     while position + 4 <= end and len(elements) < size:
         start = position + 4
         position = start + length_at(data, position)[0]
@@ -225,7 +228,7 @@ def _check_range(datatype: str, dtype: np.dtype[Any], array: Array) -> None:
 def _dtype(datatype: str) -> np.dtype[Any]:
     dtype = DTYPES.get(datatype)
     if dtype is None:
-        raise Unsupported(f"unknown datatype {datatype!r}; KServe v2 has {', '.join(sorted(DATATYPES))}")
+        raise Unsupported(f"unknown datatype {datatype[:20]!r}; KServe v2 has {', '.join(sorted(DATATYPES))}")
     return dtype
 
 
@@ -253,11 +256,16 @@ def _objects(elements: list[bytes], shape: tuple[int, ...]) -> Array:
     return array.reshape(shape)
 
 
-def _size(shape: tuple[int, ...]) -> int:
-    """Return the number of elements. Raises InvalidTensor for a negative length: -1 has no meaning in contents."""
+def count_elements(shape: Sequence[int]) -> int:
+    """Return the number of elements of a shape. Raises InvalidTensor for a negative length, which has no meaning in
+    contents, and for more dimensions or elements than any tensor has."""
+    if len(shape) > MAX_DIMENSIONS:
+        raise InvalidTensor(f"the shape has {len(shape)} dimensions; the limit is {MAX_DIMENSIONS}")
     size = 1
     for length in shape:
-        if length < 0:
-            raise InvalidTensor(f"the shape {list(shape)} has a negative length")
+        if not 0 <= length <= MAX_ELEMENTS:
+            raise InvalidTensor(f"the shape {list(shape)} has the length {length}")
         size *= length
+    if size > MAX_ELEMENTS:
+        raise InvalidTensor(f"the shape {list(shape)} has {size} elements; the limit is {MAX_ELEMENTS}")
     return size

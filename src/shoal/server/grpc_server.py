@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import grpc.aio
@@ -23,17 +25,19 @@ class GrpcServer:
     listens on.
     """
 
-    def __init__(self, host: str, port: int | None, socket: str | None, *, max_bytes: int, max_calls: int) -> None:
+    def __init__(self, host: str, port: int | None, path: str | None, *, max_bytes: int, max_calls: int) -> None:
         options: list[tuple[str, Any]] = [
             ("grpc.max_receive_message_length", max_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # a second server on the same port must fail instead of taking half of the calls
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.server_handshake_timeout_ms", 5_000),  # silent connections hold file descriptors
+            ("grpc.max_connection_idle_ms", 300_000),
         ]
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=max_calls)
         self.port = self._listen(_to_target(host, port)) if port is not None else None
-        if socket is not None:
-            self._listen_on_socket(Path(socket))
+        if path is not None:
+            self._listen_on_socket(Path(path))
 
     async def start(self, calls: grpc.GenericRpcHandler) -> None:
         """Start to answer calls."""
@@ -58,11 +62,25 @@ class GrpcServer:
             raise SetupError(
                 f"the path {path} of grpc_socket is longer than {_MAX_SOCKET_PATH} bytes: choose a shorter one"
             )
+        if not path.parent.is_dir():
+            raise SetupError(f"the folder of grpc_socket, {path.parent}, does not exist: create it")
+        if _is_answered(path):
+            raise SetupError(f"another server listens on {path}: stop it, or choose another grpc_socket")
         before = os.umask(_OWNER_ONLY)
         try:
-            self._listen(f"unix:{path}")
+            self._listen(f"unix:{quote(str(path))}")
         finally:
             os.umask(before)
+
+
+def _is_answered(path: Path) -> bool:
+    """Whether a server accepts connections on a Unix socket; gRPC would take over its file."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def _to_target(host: str, port: int) -> str:

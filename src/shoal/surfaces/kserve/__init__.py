@@ -283,6 +283,7 @@ class _InferenceEndpoints:
         return Reply(200, list(EVENT_STREAM), body)
 
     async def _read(self, request: Request) -> InferRequest:
+        await rest_codec.check_json(memoryview(request.body))
         body = await self._decode.decode_async(request.body)
         if not isinstance(body.get("parameters", {}), dict) or not isinstance(body.get("id", ""), str):
             raise InvalidValue("'parameters' must be an object, and 'id' a string", param="parameters")

@@ -10,8 +10,8 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
@@ -19,23 +19,31 @@ import grpc
 import grpc.aio
 import msgspec
 from google.protobuf import json_format
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from shoal import _version
 from shoal.core.protocols import Access
-from shoal.errors import InvalidValue, ModelNotFound, ShoalError, Unsupported
+from shoal.errors import BodyTooLarge, InvalidValue, Malformed, ModelNotFound, ShoalError
 from shoal.http import status_codes
 from shoal.http.access_log import log_request
 from shoal.http.auth import Gate
+from shoal.http.body import PendingBodies
 from shoal.http.headers import check_repeated
 from shoal.http.redaction import to_public_error
-from shoal.http.request import REQUEST_ID, Options, Request
+from shoal.http.request import REQUEST_ID, Options, Request, choose_timeout
 from shoal.kserve import EMPTY_FINAL, FINAL, SERVICE, codec
 from shoal.kserve import protocol_pb2 as pb
 from shoal.surfaces.kserve import repository
 from shoal.surfaces.kserve.inference import Inference
+from shoal.surfaces.kserve.message_limits import MAX_OTHER_BYTES, check_infer_request
 from shoal.surfaces.kserve.signature import VERSION, build_config, build_metadata
-from shoal.surfaces.kserve.tensors import InferRequest, InferResponse
+from shoal.surfaces.kserve.tensors import (
+    InferRequest,
+    InferResponse,
+    InputTensor,
+    check_tensor_parameters,
+    collect_inputs,
+)
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -44,6 +52,17 @@ HEALTH = "/grpc.health.v1.Health/Check"
 MAX_STREAM_REQUESTS = 256
 """Maximum requests of one stream that run at a time; further ones wait unread."""
 
+MAX_HELD_BYTES = 268_435_456
+"""Bytes of all requests in progress; their tensors take several times as much. A single request may have any size."""
+
+POLL_S = 1.0
+"""Interval at which a silent stream is checked for a shutdown of the server."""
+
+MAX_ERROR_CHARACTERS = 1000
+"""gRPC sends an error in a header, and rejects long ones."""
+
+_NAME = SERVICE.strip("/").encode()
+_HEALTH_REQUESTS = (b"", b"\n\x00", b"\n%c%b" % (len(_NAME), _NAME))  # HealthCheckRequest with its `service`
 _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse with its `status`
 
 _Code = grpc.StatusCode
@@ -85,6 +104,7 @@ class KServeCalls(grpc.GenericRpcHandler):
         self._gate = Gate(options)
         self._client_header = options.client_header.lower().encode()
         self._inference = Inference(gateway, options)
+        self._held = PendingBodies(MAX_HELD_BYTES)
         self._id_prefix = f"rpc_{os.urandom(6).hex()}"
         self._count = itertools.count(1)
         table: dict[str, tuple[Any, Access, Callable[[Request, Any], Awaitable[Message]]]] = {
@@ -104,7 +124,7 @@ class KServeCalls(grpc.GenericRpcHandler):
             SERVICE + name: self._build_unary(name, kind, access, call) for name, (kind, access, call) in table.items()
         }
         self._methods[SERVICE + "ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            self._stream_infer, pb.ModelInferRequest.FromString, _serialize
+            self._stream_infer, None, _serialize
         )
         self._methods[HEALTH] = grpc.unary_unary_rpc_method_handler(self._check_health)
 
@@ -118,24 +138,25 @@ class KServeCalls(grpc.GenericRpcHandler):
         path = SERVICE + name
         quiet = name.endswith(("Live", "Ready"))
 
-        async def answer(message: Any, context: _Context) -> Message:
+        async def answer(data: bytes, context: _Context) -> Message:
             request = self._open_request(path, context)
             status = 200
             try:
                 self._admit(request, context, access)
-                return await call(request, message)
+                with self._hold(len(data)):
+                    return await call(request, _parse(kind, data))
             except asyncio.CancelledError:
                 status = 499
                 raise
             except Exception as error:  # a bug anywhere below must become an error of the call
                 public = self._report_error(request, error)
                 status = status_codes.status(public)
-                await context.abort(to_code(public), public.message, _retry_metadata(public))
+                await _abort(context, public)
                 raise  # never reached: abort raises
             finally:
                 log_request(request, status, quiet=quiet)
 
-        return grpc.unary_unary_rpc_method_handler(answer, kind.FromString, _serialize)
+        return grpc.unary_unary_rpc_method_handler(answer, None, _serialize)
 
     def _open_request(self, path: str, context: _Context) -> Request:
         """Return a request for a call, with the caller's deadline if that is earlier than the server's own.
@@ -152,7 +173,7 @@ class KServeCalls(grpc.GenericRpcHandler):
         request.id = given.decode() if is_valid else f"{self._id_prefix}{next(self._count):08x}"
         request.gate = self._gate
         left = context.time_remaining()
-        timeout = self._options.generate_timeout_s
+        timeout = choose_timeout(request.headers.get(b"x-request-timeout"), self._options.generate_timeout_s)
         request.deadline = now + (timeout if left is None else min(left, timeout))
         return request
 
@@ -160,12 +181,23 @@ class KServeCalls(grpc.GenericRpcHandler):
         check_repeated(_read_metadata(context), self._client_header)
         request.client, request.key_class = self._gate.admit(request, access)
 
+    @contextmanager
+    def _hold(self, size: int) -> Iterator[None]:
+        """Count the bytes of a request while it is answered. Raises Overloaded if all together are too many."""
+        self._held.add(0, size)
+        try:
+            yield
+        finally:
+            self._held.remove(size)
+
     def _report_error(self, request: Request, error: Exception) -> ShoalError:
         if isinstance(error, ShoalError) and not request.is_handed_over:
             self._gateway.report_refusal(error)
         return to_public_error(error, request.id, request.path)
 
     async def _check_health(self, message: bytes, context: _Context) -> bytes:
+        if message not in _HEALTH_REQUESTS:
+            await context.abort(_Code.NOT_FOUND, "only the whole server has a health: leave out 'service'")
         return _SERVING if self._gateway.ready() else _NOT_SERVING
 
     async def _server_live(self, request: Request, message: Any) -> Message:
@@ -213,27 +245,57 @@ class KServeCalls(grpc.GenericRpcHandler):
     async def _model_infer(self, request: Request, message: Any) -> Message:
         return _to_message(await self._inference.infer(request, _read_request(message)))
 
-    async def _stream_infer(self, messages: AsyncIterator[Any], context: _Context) -> None:
+    async def _stream_infer(self, messages: AsyncIterator[bytes], context: _Context) -> None:
         """Answer the requests of a stream concurrently. An error is a response; it does not end the stream.
 
         Single responses come in the order of their requests, those of streaming models as they are generated.
         """
-        stream = _ResponseStream(context)
-        running = asyncio.Semaphore(MAX_STREAM_REQUESTS)
         path = SERVICE + "ModelStreamInfer"
-        async with asyncio.TaskGroup() as tasks:
-            async for message in messages:
-                await running.acquire()
-                request = self._open_request(path, context)
-                task = tasks.create_task(self._answer_streamed(request, message, stream, stream.take_turn()))
-                task.add_done_callback(lambda _: running.release())
-
-    async def _answer_streamed(self, request: Request, message: Any, stream: _ResponseStream, turn: _Turn) -> None:
-        status = 200
+        caller = self._open_request(path, context)
         try:
-            wants_empty = _read_parameter(message.parameters.get(EMPTY_FINAL)) is True
-            self._admit(request, stream.context, "user")
-            await self._send_responses(request, message, stream, turn, wants_empty)
+            self._admit(caller, context, "user")
+        except ShoalError as error:
+            public = self._report_error(caller, error)
+            log_request(caller, status_codes.status(public), quiet=False)
+            await _abort(context, public)
+        stream = _ResponseStream(context)
+        async with asyncio.TaskGroup() as tasks, aclosing(self._read_messages(messages, stream)) as received:
+            async for data in received:
+                request = self._open_request(path, context)
+                request.client, request.key_class = caller.client, caller.key_class
+                answering = self._answer_streamed(request, data, stream, stream.take_turn())
+                stream.running += 1
+                tasks.create_task(answering).add_done_callback(stream.count_answered)
+
+    async def _read_messages(self, messages: AsyncIterator[bytes], stream: _ResponseStream) -> AsyncGenerator[bytes]:
+        """Yield the messages of a stream, until the client half-closes it; or, when the server shuts down, until all of
+        its requests are answered."""
+        upcoming: asyncio.Future[bytes] | None = None
+        try:
+            while True:
+                while stream.running >= MAX_STREAM_REQUESTS:
+                    await stream.wait_for_answer()
+                upcoming = upcoming or asyncio.ensure_future(anext(messages))
+                await asyncio.wait({upcoming}, timeout=POLL_S)
+                if upcoming.done():
+                    found, upcoming = upcoming, None
+                    yield found.result()
+                elif self._gateway.draining and not stream.running:
+                    return
+        except StopAsyncIteration:
+            return
+        finally:
+            if upcoming is not None:
+                upcoming.cancel()
+
+    async def _answer_streamed(self, request: Request, data: bytes, stream: _ResponseStream, turn: _Turn) -> None:
+        status = 200
+        message = pb.ModelInferRequest()
+        try:
+            with self._hold(len(data)):
+                message = _parse(pb.ModelInferRequest, data)
+                wants_empty = _read_parameter(message.parameters.get(EMPTY_FINAL)) is True
+                await self._send_responses(request, message, stream, turn, wants_empty)
         except asyncio.CancelledError:
             status = 499
             raise
@@ -241,7 +303,7 @@ class KServeCalls(grpc.GenericRpcHandler):
             public = self._report_error(request, error)
             status = status_codes.status(public)
             await turn.wait()
-            await stream.send_error(message, public.message)
+            await stream.send_error(message, _shorten(public.message))
         finally:
             turn.pass_on()
             log_request(request, status, quiet=False)
@@ -286,12 +348,23 @@ class _Turn:
 
 
 class _ResponseStream:
-    """Sends the responses of a stream one at a time."""
+    """Sends the responses of a stream one at a time. `running`: requests that are not answered yet."""
 
     def __init__(self, context: _Context) -> None:
-        self.context = context
+        self.running = 0
+        self._context = context
         self._lock = asyncio.Lock()
+        self._answered = asyncio.Event()
         self._last: asyncio.Future[None] | None = None
+
+    def count_answered(self, _: object) -> None:
+        self.running -= 1
+        self._answered.set()
+
+    async def wait_for_answer(self) -> None:
+        """Wait until one more request is answered."""
+        self._answered.clear()
+        await self._answered.wait()
 
     def take_turn(self) -> _Turn:
         turn = _Turn(self._last)
@@ -311,28 +384,43 @@ class _ResponseStream:
     async def _write(self, message: Message) -> None:
         async with self._lock:
             try:
-                await self.context.write(message)
+                await self._context.write(message)
             except Exception as error:  # gRPC has only internal errors for a client that has left
                 raise asyncio.CancelledError from error
 
 
-def _read_request(message: Any) -> InferRequest:
-    """Return a request of gRPC. Raises InvalidValue for broken tensors, Unsupported for parameters of tensors."""
-    for tensor in (*message.inputs, *message.outputs):
-        for name in tensor.parameters:
-            raise Unsupported(f"the parameter {name[:200]!r} of {tensor.name!r} is not supported; leave it out")
+def _parse(kind: Any, data: bytes) -> Any:
+    """Return the message of a call. Raises Malformed for invalid bytes, TooManyInputs and BodyTooLarge for too much."""
+    if kind is pb.ModelInferRequest:
+        check_infer_request(data)
+    elif len(data) > MAX_OTHER_BYTES:
+        raise BodyTooLarge(f"the message is larger than {MAX_OTHER_BYTES} bytes")
     try:
-        inputs = codec.read_tensors(message.inputs, message.raw_input_contents)
-    except codec.InvalidTensor as error:
-        raise InvalidValue(f"the inputs are invalid: {error}", param="inputs") from None
-    if len(inputs) < len(message.inputs):
-        raise InvalidValue("the request has two inputs of the same name; send each once", param="inputs")
+        return kind.FromString(data)
+    except DecodeError:
+        raise Malformed(f"the message is not a valid {kind.__name__}") from None
+
+
+def _read_request(message: Any) -> InferRequest:
+    """Return a request of gRPC. Raises RequestErrors that name the tensor."""
+    for each in (*message.inputs, *message.outputs):
+        check_tensor_parameters(each.name, each.parameters)
+    raw, tensors = message.raw_input_contents, message.inputs
+    if raw and (len(raw) != len(tensors) or any(each.HasField("contents") for each in tensors)):
+        raise InvalidValue(
+            f"there are {len(raw)} raw contents for {len(tensors)} inputs: send one for each, without typed contents",
+            param="inputs",
+        )
+    inputs = [
+        InputTensor(each.name, each.datatype, tuple(each.shape), raw[at] if raw else each.contents)
+        for at, each in enumerate(tensors)
+    ]
     return InferRequest(
         model=message.model_name,
         version=message.model_version,
         id=message.id,
         parameters={name: _read_parameter(value) for name, value in message.parameters.items() if name != EMPTY_FINAL},
-        inputs=inputs,
+        inputs=collect_inputs(inputs),
         outputs=[each.name for each in message.outputs],
     )
 
@@ -352,6 +440,15 @@ def _to_message(response: InferResponse) -> pb.ModelInferResponse:
 
 def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
+
+
+async def _abort(context: _Context, error: ShoalError) -> None:
+    """End a call with an error, by raising gRPC's own."""
+    await context.abort(to_code(error), _shorten(error.message), _retry_metadata(error))
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_ERROR_CHARACTERS else f"{text[:MAX_ERROR_CHARACTERS]}..."
 
 
 def _retry_metadata(error: ShoalError) -> tuple[tuple[str, str], ...]:

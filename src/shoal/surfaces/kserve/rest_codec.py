@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,14 +9,21 @@ import msgspec
 import numpy as np
 import orjson
 
-from shoal.errors import InvalidValue, Malformed, Unsupported, WrongType
-from shoal.http.json.decoder import Decoder
+from shoal.errors import InvalidValue, Malformed, TooManyInputs, WrongType
+from shoal.http.json.complexity import count_pieces_async
+from shoal.http.json.decoder import LARGE, Decoder
 from shoal.http.request import JSON, Headers
 from shoal.kserve import codec
 from shoal.surfaces.kserve import wire
 from shoal.surfaces.kserve.signature import VERSION, Signature, TensorSpec
-from shoal.surfaces.kserve.tensors import InferRequest, InferResponse, Tensor
-from shoal.types import Array
+from shoal.surfaces.kserve.tensors import (
+    InferRequest,
+    InferResponse,
+    InputTensor,
+    Tensor,
+    check_tensor_parameters,
+    collect_inputs,
+)
 
 JSON_LENGTH = b"inference-header-content-length"
 """Header with the bytes of JSON before binary tensors."""
@@ -28,13 +34,14 @@ _ENCODE = msgspec.json.Encoder()
 _SLICE = 65_536
 """Numbers encoded at once, in about 2 ms."""
 
-_JSON_TYPES: Mapping[str, frozenset[type]] = {
-    "b": frozenset({bool}),
-    "i": frozenset({int}),
-    "u": frozenset({int}),
-    "f": frozenset({int, float}),
-}
-"""Kinds of numpy types to the types of their JSON values."""
+MAX_VALUES = 262_144
+"""Objects, lists and commas of a body: so much JSON becomes arrays in about 50 ms."""
+
+
+async def check_json(body: memoryview) -> None:
+    """Raise TooManyInputs for JSON with too many values."""
+    if len(body) > LARGE and await count_pieces_async(body, MAX_VALUES) > MAX_VALUES:
+        raise TooManyInputs(f"the body has more than {MAX_VALUES} values: send large tensors in binary, or split it")
 
 
 class OutputForm(NamedTuple):
@@ -59,14 +66,13 @@ class InferDecoder:
         Raises RequestErrors that name the tensor.
         """
         end = _parse_json_length(json_length, len(body))
+        await check_json(memoryview(body)[:end])
         payload = await self._decode.decode_async(body if end == len(body) else body[:end])
         parameters = dict(payload.parameters)
         binary = parameters.pop(_BINARY_ALL, False) is True
         form = OutputForm(binary, {each.name: _read_binary_flag(each, binary) for each in payload.outputs})
         blobs = _Blobs(body, end)
-        inputs = {each.name: _read_input(each, blobs) for each in payload.inputs}
-        if len(inputs) < len(payload.inputs):
-            raise InvalidValue("'inputs' has two tensors of the same name; send each once", param="inputs")
+        inputs = collect_inputs([_read_input(each, blobs) for each in payload.inputs])
         blobs.finish()
         outputs = [each.name for each in payload.outputs]
         return InferRequest(model="", id=payload.id, parameters=parameters, inputs=inputs, outputs=outputs), form
@@ -111,67 +117,23 @@ class _Blobs:
 
 
 def _read_binary_flag(output: wire.RequestedOutput, default: bool) -> bool:
-    for name in output.parameters:
-        if name != _BINARY:
-            raise Unsupported(f"the output parameter {name[:200]!r} is not supported; leave it out", param="outputs")
+    check_tensor_parameters(output.name, output.parameters, (_BINARY,))
     return output.parameters.get(_BINARY, default) is True
 
 
-def _read_input(tensor: wire.InputTensor, blobs: _Blobs) -> Array:
-    shape = tuple(tensor.shape)
+def _read_input(tensor: wire.InputTensor, blobs: _Blobs) -> InputTensor:
+    check_tensor_parameters(tensor.name, tensor.parameters, (_BINARY_SIZE,))
     size = tensor.parameters.get(_BINARY_SIZE)
-    for name in tensor.parameters:
-        if name != _BINARY_SIZE:
-            raise Unsupported(f"the input parameter {name[:200]!r} is not supported; leave it out", param=tensor.name)
-    if size is None:
-        if tensor.data is None:
-            raise InvalidValue(f"the input {tensor.name!r} has neither 'data' nor {_BINARY_SIZE}", param=tensor.name)
-        return from_json(tensor.name, tensor.datatype, shape, tensor.data)
-    if isinstance(size, bool) or not isinstance(size, int):
-        raise WrongType(f"the {_BINARY_SIZE} of {tensor.name!r} must be an integer", param=tensor.name)
-    try:
-        return codec.from_raw(tensor.datatype, shape, blobs.take(size, tensor.name))
-    except codec.InvalidTensor as error:
-        raise InvalidValue(f"the input {tensor.name!r}: {error}", param=tensor.name) from None
-
-
-def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Sequence[Any]) -> Array:
-    """Return the JSON elements of a tensor, nested or flat, as an array; BYTES as an object array of bytes.
-
-    Raises InvalidValue for elements of another type, and for another number of them than `shape` has; Unsupported for a
-    datatype that has no JSON form.
-    """
-    dtype = codec.DTYPES.get(datatype)
-    if dtype is None and datatype != "BYTES":
-        raise Unsupported(f"the input {name!r}: {datatype[:20]!r} has no JSON form; send it in binary", param=name)
-    flat = list(_flatten(data))
-    if len(flat) != math.prod(shape):
-        raise InvalidValue(
-            f"the input {name!r} of shape {list(shape)} has {len(flat)} elements instead of {math.prod(shape)}",
-            param=name,
-        )
-    kinds = set(map(type, flat))
-    if dtype is None:
-        if not kinds <= {str}:
-            raise InvalidValue(f"the input {name!r} must have strings", param=name)
-        array = np.empty(len(flat), dtype=object)
-        array[:] = [each.encode() for each in flat]
-        return array.reshape(shape)
-    if not kinds <= _JSON_TYPES[dtype.kind]:
-        raise InvalidValue(f"the input {name!r} has elements that are not {datatype}", param=name)
-    try:
-        return np.array(flat, dtype=dtype).reshape(shape)
-    except OverflowError:
-        raise InvalidValue(f"the input {name!r} has a number that does not fit into {datatype}", param=name) from None
-
-
-def _flatten(data: Sequence[Any]) -> Iterator[Any]:
-    """Yield the elements of nested lists. msgspec limits their depth."""
-    for each in data:
-        if isinstance(each, list):
-            yield from _flatten(each)
-        else:
-            yield each
+    contents: bytes | list[Any]
+    if (tensor.data is None) == (size is None):
+        raise InvalidValue(f"the input {tensor.name[:200]!r} must have 'data' or {_BINARY_SIZE}", param=tensor.name)
+    if tensor.data is not None:
+        contents = tensor.data
+    elif isinstance(size, bool) or not isinstance(size, int):
+        raise WrongType(f"the {_BINARY_SIZE} of {tensor.name[:200]!r} must be an integer", param=tensor.name)
+    else:
+        contents = blobs.take(size, tensor.name[:200])
+    return InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), contents)
 
 
 def encode_response(response: InferResponse, form: OutputForm) -> tuple[Headers, list[bytes]]:
@@ -211,9 +173,6 @@ def _encode_elements(tensor: Tensor) -> Iterator[bytes]:
         yield (b"," if start else b"") + data[1:-1]
 
 
-_GENERATE = msgspec.json.Decoder(dict[str, Any])
-
-
 def read_generate(model: str, body: Mapping[str, Any], signature: Signature) -> InferRequest:
     """Return the request of Triton's generate extension: tensors by name, also within `parameters`, where all other
     names are parameters. A single value has the shape [1].
@@ -235,12 +194,13 @@ def read_generate(model: str, body: Mapping[str, Any], signature: Signature) -> 
     )
 
 
-def _read_value(spec: TensorSpec, value: Any) -> Array:
+def _read_value(spec: TensorSpec, value: Any) -> InputTensor:
     if isinstance(value, dict):
         value = _ENCODE.encode(value).decode()  # the JSON of a text, as of sampling_parameters
     values = value if isinstance(value, list) else [value]
-    shape = np.shape(values) if spec.dims == (-1,) else (len(values),)
-    return from_json(spec.name, spec.datatype, tuple(shape), values)
+    rows = isinstance(values[0], list) if values else False
+    shape = (len(values), len(values[0])) if rows else (len(values),)
+    return InputTensor(spec.name, spec.datatype, shape, values)
 
 
 def to_generate_fields(model: str, id: str, tensors: Sequence[Tensor]) -> bytes:

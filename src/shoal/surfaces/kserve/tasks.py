@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from shoal.errors import EmptyInput, InvalidValue, Unsupported, WrongType
+from shoal.http.fetching.inline import Link, parse_image
 from shoal.http.images import ImageReader
-from shoal.http.json.decoder import to_request_error
 from shoal.http.json.extras import check_pieces
 from shoal.surfaces.kserve import signature as names
 from shoal.surfaces.kserve.signature import Signature
@@ -45,8 +45,9 @@ class VllmSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     guided_decoding: StructuredOutputs | None = None
 
 
-_SAMPLING = msgspec.json.Decoder(VllmSampling)
+_SAMPLING = msgspec.json.Decoder(VllmSampling, strict=False)  # the samples of that backend send numbers as texts
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_IMAGE_STARTS = (b"\xff\xd8", b"\x89PNG", b"GIF8", b"RIFF", b"BM")
 _GUIDES = ("structured_outputs", "guided_decoding")
 _ENCODE = msgspec.json.Encoder()
 
@@ -113,8 +114,18 @@ def _read_items(signature: Signature, inputs: Inputs, images: ImageReader) -> li
     if kinds[0] == names.TEXT:
         return [*inputs.read_texts(names.TEXT)]
     if kinds[0] == names.IMAGE:
-        return [images.read_upload(each) for each in inputs.read_bytes(names.IMAGE)]
+        return [_read_image(images, each) for each in inputs.read_bytes(names.IMAGE)]
     return _read_ids(inputs)
+
+
+def _read_image(images: ImageReader, data: bytes) -> Image:
+    """Return an image's file. JSON, which has no bytes, has it as base64 or as a data URI."""
+    if data.startswith(_IMAGE_STARTS):
+        return images.read_upload(data)
+    found = parse_image(data.decode("latin-1"))
+    if isinstance(found, Link):
+        raise InvalidValue("send the file of the image, its base64 or a data URI instead of a URL", param=names.IMAGE)
+    return images.read_upload(found)
 
 
 def _read_ids(inputs: Inputs) -> list[TextItem | Image]:
@@ -189,14 +200,15 @@ def build_generation(
 
 
 def _read_sampling(inputs: Inputs, parameters: ParameterReader) -> VllmSampling:
-    left = parameters.take_all()
     text = inputs.read_text(names.SAMPLING)
+    left = parameters.take_all() if text is None else {}
+    parameters.finish(("priority", "timeout"))
     where, raw = ("parameters", _ENCODE.encode(left)) if text is None else (names.SAMPLING, text.encode())
     check_pieces(raw, where)
     try:
         fields = _SAMPLING.decode(_unwrap_guides(raw))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise WrongType(f"{where!r}: {to_request_error(error, raw).message}", param=where) from None
+        raise WrongType(f"{where!r} is invalid: {error}", param=where) from None
     fields.structured_outputs = fields.structured_outputs or fields.guided_decoding
     return fields
 
@@ -225,7 +237,7 @@ def _select_generated(signature: Signature, inputs: Inputs, call: InferRequest) 
         names.TOKENS: names.WANTS_TOKENS,
     }
     listed = select_outputs(signature, call.outputs) if call.outputs else set()
-    return {names.ANSWER, *listed, *(output for output, flag in flags.items() if inputs.read_flag(flag))}
+    return {*(listed or {names.ANSWER}), *(output for output, flag in flags.items() if inputs.read_flag(flag))}
 
 
 def answer_tensors(generation: Generation, texts: list[str], reasons: list[str], usage: Usage | None) -> list[Tensor]:

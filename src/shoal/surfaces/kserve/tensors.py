@@ -2,17 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from shoal.errors import InvalidValue, TooManyInputs, Unsupported, WrongType
-from shoal.surfaces.kserve.signature import Signature, TensorSpec
+from shoal.kserve import codec
+from shoal.surfaces.kserve.signature import Signature
 from shoal.types import Array
 
 Parameters = Mapping[str, bool | int | float | str]
+
+_INTEGERS = ("INT64", "INT32", "INT16", "INT8", "UINT64", "UINT32", "UINT16", "UINT8")
+
+
+MAX_IDS = 1_048_576
+"""Token ids of a request: 2,048 rows of 512, which become lists in about 30 ms."""
+
+_JSON_TYPES: Mapping[str, frozenset[type]] = {
+    "b": frozenset({bool}),
+    "i": frozenset({int}),
+    "u": frozenset({int}),
+    "f": frozenset({int, float}),
+}
+"""Kinds of numpy types to the types of their JSON values."""
+
+
+class InputTensor(msgspec.Struct):
+    """One input as it was sent: raw contents (bytes), JSON (a list) or typed contents (of protobuf). Its elements are
+    decoded only once its datatype and shape have been checked."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    contents: Any
+
+    def decode(self) -> Array:
+        """Return its elements; BYTES are an object array of bytes. Raises InvalidValue unless they match its shape."""
+        try:
+            if isinstance(self.contents, bytes):
+                return codec.from_raw(self.datatype, self.shape, self.contents)
+            if isinstance(self.contents, list):
+                return decode_json(self.datatype, self.shape, self.contents)
+            return codec.from_typed(self.datatype, self.shape, self.contents)
+        except codec.InvalidTensor as error:
+            raise InvalidValue(f"the input {self.name!r}: {error}", param=self.name) from None
+        except Unsupported as error:
+            raise InvalidValue(f"the input {self.name!r}: {error.message}", param=self.name) from None
+
+
+def decode_json(datatype: str, shape: tuple[int, ...], data: list[Any]) -> Array:
+    """Return JSON elements, nested as `shape` says or flat, as an array; BYTES as an object array of bytes.
+
+    Raises InvalidTensor if they do not match the datatype and the shape, or if the datatype has no JSON form.
+    """
+    dtype = codec.DTYPES.get(datatype)
+    if dtype is None and datatype != "BYTES":
+        raise codec.InvalidTensor(f"{datatype[:20]!r} has no JSON form; send it in binary")
+    size = codec.count_elements(shape)
+    flat = _flatten(data, shape)
+    if len(flat) != size:
+        raise codec.InvalidTensor(f"the shape {list(shape)} has {size} elements, not {len(flat)}")
+    kinds = set(map(type, flat))
+    if dtype is None:
+        if not kinds <= {str}:
+            raise codec.InvalidTensor("the elements must be strings")
+        array = np.empty(size, dtype=object)
+        array[:] = [each.encode() for each in flat]
+        return array.reshape(shape)
+    if not kinds <= _JSON_TYPES[dtype.kind]:
+        raise codec.InvalidTensor(f"there are elements that are not {datatype}")
+    try:
+        return np.array(flat, dtype=dtype).reshape(shape)
+    except OverflowError:
+        raise codec.InvalidTensor(f"a number does not fit into {datatype}") from None
+
+
+def _flatten(data: list[Any], shape: tuple[int, ...]) -> list[Any]:
+    """Return the elements of a flat list, or of lists as deep and as long as `shape` says."""
+    if not any(isinstance(each, list) for each in data):
+        return data
+    for length in shape[1:]:
+        if not all(isinstance(each, list) and len(each) == length for each in data):
+            raise codec.InvalidTensor(f"the lists are not nested as the shape {list(shape)} says")
+        data = list(chain.from_iterable(data))
+    return data
 
 
 class InferRequest(msgspec.Struct, kw_only=True):
@@ -22,8 +99,25 @@ class InferRequest(msgspec.Struct, kw_only=True):
     version: str = ""
     id: str = ""
     parameters: Parameters = {}
-    inputs: Mapping[str, Array] = {}
+    inputs: Mapping[str, InputTensor] = {}
     outputs: Sequence[str] = ()
+
+
+def collect_inputs(tensors: Sequence[InputTensor]) -> dict[str, InputTensor]:
+    """Return the inputs by name. Raises InvalidValue if two have the same name."""
+    inputs = {each.name: each for each in tensors}
+    if len(inputs) < len(tensors):
+        raise InvalidValue("'inputs' has two tensors of the same name; send each once", param="inputs")
+    return inputs
+
+
+def check_tensor_parameters(name: str, parameters: Iterable[str], known: Collection[str] = ()) -> None:
+    """Raise Unsupported for a parameter of a tensor outside `known`."""
+    for each in parameters:
+        if each not in known:
+            raise Unsupported(
+                f"the parameter {each[:200]!r} of {name[:200]!r} is not supported; leave it out", param=name
+            )
 
 
 class Tensor(NamedTuple):
@@ -46,84 +140,71 @@ class InferResponse(msgspec.Struct, kw_only=True):
 class Inputs:
     """Reads the inputs of a request and checks them against the model's. Errors name the tensor.
 
-    Raises InvalidValue for tensors that the model does not have or that are missing, and for wrong shapes; Unsupported
-    for a batch of several rows where the model has none; TooManyInputs.
+    Raises InvalidValue for tensors that the model does not have or that are missing, and for wrong datatypes and
+    shapes; TooManyInputs.
     """
 
-    def __init__(self, signature: Signature, arrays: Mapping[str, Array]) -> None:
-        self._specs = {each.name: each for each in signature.inputs}
-        self._batched = bool(signature.max_batch_size)
+    def __init__(self, signature: Signature, tensors: Mapping[str, InputTensor]) -> None:
+        specs = {each.name: each for each in signature.inputs}
         self._limit = signature.max_batch_size
-        self._arrays = arrays
-        for name in arrays:
-            if name not in self._specs:
-                raise InvalidValue(
-                    f"the model has no input {name[:200]!r}; it has {', '.join(self._specs)}", param="inputs"
-                )
-        missing = [each.name for each in signature.inputs if not each.optional and each.name not in arrays]
+        self._tensors = tensors
+        for name in tensors:
+            if name not in specs:
+                raise InvalidValue(f"the model has no input {name[:200]!r}; it has {', '.join(specs)}", param="inputs")
+        missing = [each.name for each in signature.inputs if not each.optional and each.name not in tensors]
         if missing:
             raise InvalidValue(f"the input {missing[0]!r} is missing; send it", param="inputs")
 
     def __contains__(self, name: str) -> bool:
-        return name in self._arrays
+        return name in self._tensors
 
     def read_bytes(self, name: str) -> list[bytes]:
         """Return the elements of a BYTES tensor of shape [rows] or [rows, 1]."""
-        spec, array = self._specs[name], self._arrays[name]
-        if array.dtype != object:
-            raise _datatype_error(spec)
-        if array.ndim not in (1, 2) or (array.ndim == 2 and array.shape[1] != 1):
-            raise InvalidValue(f"the input {name!r} has the shape {list(array.shape)}; send [rows, 1]", param=name)
-        self._check_rows(name, len(array))
-        return array.ravel().tolist()
+        tensor = self._find(name, ("BYTES",))
+        if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
+            raise _shape_error(tensor, "[rows, 1]")
+        self._check_rows(tensor)
+        return tensor.decode().ravel().tolist()
 
     def read_texts(self, name: str) -> list[str]:
         """Return the elements of a BYTES tensor as texts. Raises InvalidValue unless they are UTF-8."""
-        elements = self.read_bytes(name)
-        try:
-            return [each.decode() for each in elements]
-        except UnicodeDecodeError:
-            raise _encoding_error(name) from None
+        return [_decode_text(name, each) for each in self.read_bytes(name)]
 
     def read_matrix(self, name: str) -> Array:
         """Return a tensor of integers of shape [rows, length]."""
-        spec, array = self._specs[name], self._arrays[name]
-        if array.dtype.kind not in "iu":
-            raise _datatype_error(spec)
-        if array.ndim != 2:
-            raise InvalidValue(f"the input {name!r} has the shape {list(array.shape)}; send [rows, length]", param=name)
-        self._check_rows(name, len(array))
-        return array
+        tensor = self._find(name, _INTEGERS)
+        if len(tensor.shape) != 2:
+            raise _shape_error(tensor, "[rows, length]")
+        self._check_rows(tensor)
+        if tensor.shape[0] * tensor.shape[1] > MAX_IDS:
+            raise TooManyInputs(f"the input {name!r} has more than {MAX_IDS} elements: split the request", param=name)
+        return tensor.decode()
 
     def read_flag(self, name: str) -> bool | None:
         """Return the only value of a BOOL tensor; None if it is absent."""
-        if name not in self._arrays:
-            return None
-        spec, array = self._specs[name], self._arrays[name]
-        if array.dtype != np.bool_:
-            raise _datatype_error(spec)
-        if array.size != 1:
-            raise _single_error(name)
-        return bool(array.reshape(-1)[0])
+        return None if name not in self else bool(self._read_single(name, "BOOL"))
 
     def read_text(self, name: str) -> str | None:
         """Return the only text of a BYTES tensor; None if it is absent."""
-        if name not in self._arrays:
-            return None
-        array = self._arrays[name]
-        if array.dtype != object:
-            raise _datatype_error(self._specs[name])
-        if array.size != 1:
-            raise _single_error(name)
-        try:
-            return array.reshape(-1)[0].decode()  # type: ignore[no-any-return]
-        except UnicodeDecodeError:
-            raise _encoding_error(name) from None
+        return None if name not in self else _decode_text(name, self._read_single(name, "BYTES"))
 
-    def _check_rows(self, name: str, rows: int) -> None:
-        if rows > self._limit:
+    def _read_single(self, name: str, datatype: str) -> Any:
+        tensor = self._find(name, (datatype,))
+        if tensor.shape not in ((), (1,), (1, 1)):
+            raise _shape_error(tensor, "[1]")
+        return tensor.decode().reshape(-1)[0]
+
+    def _find(self, name: str, datatypes: Sequence[str]) -> InputTensor:
+        tensor = self._tensors[name]
+        if tensor.datatype not in datatypes:
+            raise InvalidValue(f"the input {name!r} must have the datatype {datatypes[0]}", param=name)
+        return tensor
+
+    def _check_rows(self, tensor: InputTensor) -> None:
+        if tensor.shape[0] > self._limit:
             raise TooManyInputs(
-                f"the input {name!r} has {rows} rows; the limit is {self._limit}: split the request", param=name
+                f"the input {tensor.name!r} has {tensor.shape[0]} rows; the limit is {self._limit}: split the request",
+                param=tensor.name,
             )
 
 
@@ -181,13 +262,13 @@ class ParameterReader:
             )
 
 
-def _datatype_error(spec: TensorSpec) -> InvalidValue:
-    return InvalidValue(f"the input {spec.name!r} must have the datatype {spec.datatype}", param=spec.name)
+def _decode_text(name: str, data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise InvalidValue(f"the input {name!r} has a text that is not UTF-8; encode it as UTF-8", param=name) from None
 
 
-def _encoding_error(name: str) -> InvalidValue:
-    return InvalidValue(f"the input {name!r} has a text that is not UTF-8; encode it as UTF-8", param=name)
-
-
-def _single_error(name: str) -> InvalidValue:
-    return InvalidValue(f"the input {name!r} must have one element; send the shape [1]", param=name)
+def _shape_error(tensor: InputTensor, expected: str) -> InvalidValue:
+    shape = list(tensor.shape[: codec.MAX_DIMENSIONS])
+    return InvalidValue(f"the input {tensor.name!r} has the shape {shape}; send {expected}", param=tensor.name)

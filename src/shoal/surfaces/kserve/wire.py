@@ -7,11 +7,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+MAX_TENSORS = 64
+MAX_PARAMETERS = 256
+
 Parameters = Annotated[
     dict[str, bool | int | float | str],
     Meta(
+        max_length=MAX_PARAMETERS,
         description="`priority` (1: interactive, above: bulk), `timeout` (microseconds), and for embedders `truncate`, "
-        "`normalize`, `dimensions`, `prompt_name`, `input_type`."
+        "`normalize`, `dimensions`, `prompt_name`, `input_type`.",
     ),
 ]
 Version = Annotated[str, Meta(description="Always 1.")]
@@ -21,7 +25,7 @@ class InputTensor(msgspec.Struct, kw_only=True):
     """A tensor, in JSON (`data`) or in the binary part of the body (the parameter `binary_data_size`)."""
 
     name: str
-    shape: list[Annotated[int, Meta(ge=0)]]
+    shape: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=8)]
     datatype: Annotated[str, Meta(examples=["BYTES", "INT64"])]
     parameters: dict[str, bool | int | float | str] = {}
     data: Annotated[list[Any] | None, Meta(description="The elements, nested or flat, in row-major order.")] = None
@@ -39,8 +43,8 @@ class InferBody(msgspec.Struct, kw_only=True):
 
     id: str = ""
     parameters: Parameters = {}
-    inputs: list[InputTensor]
-    outputs: Annotated[list[RequestedOutput], Meta(description="Default: all outputs.")] = []
+    inputs: Annotated[list[InputTensor], Meta(max_length=MAX_TENSORS)]
+    outputs: Annotated[list[RequestedOutput], Meta(max_length=MAX_TENSORS, description="Default: all outputs.")] = []
 
 
 class OutputTensor(msgspec.Struct, kw_only=True, omit_defaults=True):
