@@ -198,8 +198,9 @@ def _read_value(spec: TensorSpec, value: Any) -> InputTensor:
     if isinstance(value, dict):
         value = _ENCODE.encode(value).decode()  # the JSON of a text, as of sampling_parameters
     values = value if isinstance(value, list) else [value]
-    rows = isinstance(values[0], list) if values else False
-    shape = (len(values), len(values[0])) if rows else (len(values),)
+    if spec.dims == (-1,) and values and not isinstance(values[0], list):
+        values = [values]  # one row of token ids
+    shape = (len(values), len(values[0])) if values and isinstance(values[0], list) else (len(values),)
     return InputTensor(spec.name, spec.datatype, shape, values)
 
 

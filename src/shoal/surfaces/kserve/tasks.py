@@ -47,7 +47,6 @@ class VllmSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
 
 _SAMPLING = msgspec.json.Decoder(VllmSampling, strict=False)  # the samples of that backend send numbers as texts
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_IMAGE_STARTS = (b"\xff\xd8", b"\x89PNG", b"GIF8", b"RIFF", b"BM")
 _GUIDES = ("structured_outputs", "guided_decoding")
 _ENCODE = msgspec.json.Encoder()
 
@@ -114,18 +113,19 @@ def _read_items(signature: Signature, inputs: Inputs, images: ImageReader) -> li
     if kinds[0] == names.TEXT:
         return [*inputs.read_texts(names.TEXT)]
     if kinds[0] == names.IMAGE:
-        return [_read_image(images, each) for each in inputs.read_bytes(names.IMAGE)]
+        files = inputs.read_bytes(names.IMAGE)
+        if inputs.is_json(names.IMAGE):
+            files = [_decode_image(each) for each in files]
+        return [images.read_upload(each) for each in files]
     return _read_ids(inputs)
 
 
-def _read_image(images: ImageReader, data: bytes) -> Image:
-    """Return an image's file. JSON, which has no bytes, has it as base64 or as a data URI."""
-    if data.startswith(_IMAGE_STARTS):
-        return images.read_upload(data)
-    found = parse_image(data.decode("latin-1"))
+def _decode_image(data: bytes) -> bytes:
+    """Return an image's file from JSON, which has no bytes: from its base64 or a data URI."""
+    found = parse_image(data.decode())
     if isinstance(found, Link):
-        raise InvalidValue("send the file of the image, its base64 or a data URI instead of a URL", param=names.IMAGE)
-    return images.read_upload(found)
+        raise InvalidValue("send the base64 of an image's file, or a data URI, instead of a URL", param=names.IMAGE)
+    return found
 
 
 def _read_ids(inputs: Inputs) -> list[TextItem | Image]:

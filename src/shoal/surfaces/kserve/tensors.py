@@ -158,6 +158,10 @@ class Inputs:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
+    def is_json(self, name: str) -> bool:
+        """Whether its elements came as JSON."""
+        return isinstance(self._tensors[name].contents, list)
+
     def read_bytes(self, name: str) -> list[bytes]:
         """Return the elements of a BYTES tensor of shape [rows] or [rows, 1]."""
         tensor = self._find(name, ("BYTES",))
