@@ -39,7 +39,7 @@ help:
 	@echo "make serve        serve MODEL (or the default model) on 127.0.0.1, PORT=$(PORT)"
 	@echo "make serve-triton the same, run by an NVIDIA Triton that is fetched and started beside it"
 	@echo "make test         run the tests; make test-parity: those against PyTorch; make test-clients: those with"
-	@echo "                  other clients (LangChain, LlamaIndex, an older openai); make test-convert: those with"
+	@echo "                  other clients (LangChain, LlamaIndex, tritonclient, an older openai); make test-convert: those with"
 	@echo "                  open_clip and timm (several GB); make test-lowest: with the oldest dependencies allowed;"
 	@echo "                  make test-languages: with clients in Java, Node.js and Go"
 	@echo "                  ISA=avx2 or avx512 holds the engines down to these instructions"
