@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
@@ -437,3 +438,13 @@ async def test_a_socket(service: Service, transport: str) -> None:
     async with connect(transport, service.socket) as client:
         assert await client.call("is_server_ready")
         assert_vectors(await client.infer("words", client.texts(TEXTS)), TEXTS)
+
+
+def test_the_example_of_the_docs(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/kserve.md, but for the address, the model and its dimension."""
+    page = (Path(__file__).parents[2] / "docs" / "kserve.md").read_text()
+    code = page.split("```python\n")[1].partition("```")[0]
+    assert "localhost:8001" in code and "sentence-transformers/all-MiniLM-L6-v2" in code
+    code = code.replace("localhost:8001", service.address("grpc"))
+    exec(code.replace("sentence-transformers/all-MiniLM-L6-v2", "words"), {})
+    assert capsys.readouterr().out == "(2, 32)\n"

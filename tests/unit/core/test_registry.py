@@ -305,3 +305,13 @@ def test_created_is_now() -> None:
     """`created` is in whole Unix seconds."""
     before = int(time.time())
     assert before <= Model("m").created <= time.time()
+
+
+def test_unloaded_models_are_listed_until_they_are_deleted() -> None:
+    """By their own names, not by their aliases."""
+    names = Registry()
+    for name in ("a", "b"):
+        names.remember_unloaded(Model(name, (f"{name}-alias",)))
+    assert names.unloaded_names() == {"a", "b"}
+    names.forget("a")
+    assert names.unloaded_names() == {"b"}
