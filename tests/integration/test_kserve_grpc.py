@@ -21,14 +21,14 @@ import pytest
 from shoal.backends.fake.model import compute_vector, tokenize_item
 from shoal.backends.triton.client import Client
 from shoal.backends.triton.response import read_outputs
-from shoal.errors import Overloaded, SetupError
+from shoal.errors import Overloaded, SetupError, UpstreamFailed
 from shoal.kserve import EMPTY_FINAL, FINAL, SERVICE, codec
 from shoal.kserve import protocol_pb2 as pb
 from tests.integration.llm_kit import free_port, metric, running, until
 from tests.integration.server_kit import Server
 
 Code = grpc.StatusCode
-MODELS = ("embedder=fake:delay_ms=3", "reranker=fake:labels=1", "slow=fake:delay_ms=400", "talker=fake:token_ms=20")
+MODELS = ("embedder=fake:delay_ms=10", "reranker=fake:labels=1", "slow=fake:delay_ms=400", "talker=fake:token_ms=20")
 
 
 class Door:
@@ -81,6 +81,11 @@ def prompt(text: str, *, id: str = "", stream: bool = True, **sampling: Any) -> 
 def vector(text: str) -> Any:
     expected = compute_vector(tokenize_item(text), 32)
     return expected / np.linalg.norm(expected)
+
+
+async def in_flight(server: Server, model: str) -> None:
+    """Wait until the server has accepted a request for a model."""
+    await asyncio.to_thread(until, lambda: metric(server, "shoal_requests_in_flight", model=model) > 0)
 
 
 async def refusal(client: Client, request: pb.ModelInferRequest) -> grpc.aio.AioRpcError:
@@ -247,7 +252,7 @@ async def test_leaving_a_stream(door: Door) -> None:
         assert read_outputs(await anext(stream))["text_output"].tolist() == [b"word"]
         await stream.aclose()
         leaving = asyncio.create_task(client.infer(texts("a", model="slow"), soon()))
-        await asyncio.sleep(0.1)
+        await in_flight(door.server, "slow")
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
 
@@ -309,12 +314,43 @@ async def test_a_drain(tmp_path: Path) -> None:
     with running(tmp_path, "slow=fake:delay_ms=500", flags=("--grpc-port", str(port))) as server:
         async with calling(f"127.0.0.1:{port}") as client:
             flying = asyncio.create_task(client.infer(texts("a", model="slow"), soon()))
-            await asyncio.sleep(0.2)
+            await in_flight(server, "slow")
             server.process.send_signal(signal.SIGTERM)
             assert read_outputs(await flying)["embeddings"].shape == (1, 32)
             assert await asyncio.to_thread(server.exit_code) == 0
     with running(tmp_path / "again", MODELS[0], flags=("--grpc-port", str(port))):
         pass
+
+
+async def test_a_drain_of_streams(tmp_path: Path) -> None:
+    """A stream takes nothing more and ends once its requests are answered; an answer that outlasts the drain ends with
+    an error that says why."""
+    port, flags = free_port(), ("--drain-timeout-s", "2")
+    with running(tmp_path, MODELS[3], flags=("--grpc-port", str(port), *flags)) as server:
+        async with calling(f"127.0.0.1:{port}") as client:
+            stream = client.stream_infer(prompt(" ".join(["word"] * 400)), soon())
+            assert read_outputs(await anext(stream))["text_output"].tolist() == [b"word"]
+            server.process.send_signal(signal.SIGTERM)
+            with pytest.raises(UpstreamFailed, match="shutting down"):
+                async for _ in stream:
+                    pass
+            await stream.aclose()
+            assert await asyncio.to_thread(server.exit_code) == 0
+
+
+async def test_a_drain_of_an_idle_stream(tmp_path: Path) -> None:
+    """A client that keeps its stream open does not delay the end."""
+    port = free_port()
+    with running(tmp_path, MODELS[1], flags=("--grpc-port", str(port))) as server:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call: Any = channel.stream_stream(SERVICE + "ModelStreamInfer", None, None)()
+            await call.write(texts(model="reranker", query=("a",), document=("b",)).SerializeToString())
+            assert not pb.ModelStreamInferResponse.FromString(await call.read()).error_message
+            began = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            assert await call.read() is grpc.aio.EOF
+            assert await asyncio.to_thread(server.exit_code) == 0
+            assert time.monotonic() - began < 15  # the drain's limit is 30 s
 
 
 def test_a_port_in_use(door: Door, tmp_path: Path) -> None:

@@ -79,8 +79,8 @@ class App(RunningModels):
     asgi: Application
     options: Options
 
-    def grpc_calls(self) -> GenericRpcHandler:
-        """Return the calls of KServe v2 over gRPC."""
+    def build_grpc_calls(self) -> GenericRpcHandler:
+        """Build the calls of KServe v2 over gRPC."""
         from shoal.surfaces.kserve.grpc_calls import KServeCalls  # late: gRPC takes 0.2 s to import
 
         return KServeCalls(self.gateway, self.options)

@@ -86,10 +86,10 @@ async def _serve(
 
     settings, stop = loaded.settings, asyncio.Event()
     with stop_signals(stop):
-        calls = _bind_grpc(settings)
-        async with opening as app:
-            if calls is not None:
-                await calls.start(app.grpc_calls())
+        grpc_server = _bind_grpc(settings)
+        async with grpc_server or contextlib.nullcontext(), opening as app:
+            if grpc_server is not None:
+                await grpc_server.start(app.build_grpc_calls())
             server = HttpServer(
                 app.asgi,
                 sockets,
@@ -97,7 +97,7 @@ async def _serve(
                 drain_delay_s=settings.drain_delay_s,
                 drain_timeout_s=settings.drain_timeout_s,
                 drain_idle_s=settings.drain_idle_s,
-                companions=[calls.stop] if calls is not None else [],
+                stop_others=[grpc_server.stop] if grpc_server is not None else [],
             )
             loading = asyncio.create_task(_announce(app, loaded, sockets[0].getsockname()[1]))
             loading.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)

@@ -11,6 +11,7 @@ import itertools
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.routing import Router
@@ -25,6 +26,7 @@ from shoal.http.disconnect import DisconnectWatch
 from shoal.http.headers import check_headers
 from shoal.http.operation import DocumentedOperation
 from shoal.http.redaction import log_bug, to_public_error
+from shoal.http.repetition import repeat_until_answered
 from shoal.http.request import REQUEST_ID, ErrorRenderer, Headers, Options, Reply, Request, choose_timeout
 from shoal.http.routes import Miss, Route, Routes
 from shoal.http.streaming import StreamBody
@@ -108,7 +110,8 @@ class Application:
                     try:
                         reply = await found.operation.endpoint(request)
                     except ModelNotReady as error:
-                        reply = await self._repeat(request, found, error)
+                        endpoint = partial(found.operation.endpoint, request)
+                        reply = await repeat_until_answered(self._gateway, request.deadline, endpoint, error)
                     if not isinstance(reply.body, bytes | list):
                         return await self._stream(request, reply, reply.body, watch, send)
         except Exception as error:  # a bug anywhere below must become an error reply in the client's dialect
@@ -125,17 +128,6 @@ class Application:
         ):
             await self._send(request, reply, receive, send)
         return reply.status
-
-    async def _repeat(self, request: Request, route: Route, error: ModelNotReady) -> Reply:
-        """Repeat a request that found no ready model, and for which nothing was done yet, after each first answer of a
-        server named at startup. Raises the last error once all have answered, or the deadline is over."""
-        while await self._gateway.wait_for_first_answer(request.deadline):
-            try:
-                reply: Reply = await route.operation.endpoint(request)
-                return reply
-            except ModelNotReady as again:
-                error = again
-        raise error
 
     def _render_miss(self, miss: Miss) -> Reply:
         self._gateway.report_refusal(miss.error)

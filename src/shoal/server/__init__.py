@@ -129,7 +129,7 @@ def stop_signals(stop: asyncio.Event) -> Iterator[None]:
 class HttpServer:
     """Serves an ASGI application with uvicorn's protocol over bound sockets.
 
-    `companions` stop other servers of the process: each is called with the seconds that requests in flight have, when
+    `stop_others` stop other servers of the process: each is called with the seconds that requests in flight have, when
     this one stops listening.
     """
 
@@ -142,14 +142,14 @@ class HttpServer:
         drain_delay_s: float,
         drain_timeout_s: float,
         drain_idle_s: float,
-        companions: Sequence[Callable[[float], Coroutine[Any, Any, None]]] = (),
+        stop_others: Sequence[Callable[[float], Coroutine[Any, Any, None]]] = (),
     ) -> None:
         self._asgi = asgi
         self._shutdown_reply = render_error(Unavailable("The server is shutting down: send the request again."))
         self._drain_delay_s = drain_delay_s
         self._drain_timeout_s = drain_timeout_s
         self._drain_idle_s = min(drain_idle_s, drain_timeout_s)
-        self._companions = companions
+        self._stop_others = stop_others
         # At lower levels uvicorn's protocol formats a log record for each connection.
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         config = uvicorn.Config(
@@ -186,17 +186,18 @@ class HttpServer:
                 dating.cancel()
 
     async def _drain(self, gateway: Drainable) -> None:
-        stops = [asyncio.create_task(stop(self._drain_timeout_s + ABORT_GRACE_S)) for stop in self._companions]
+        stops = [asyncio.create_task(stop(self._drain_timeout_s + ABORT_GRACE_S)) for stop in self._stop_others]
+        last = asyncio.get_running_loop().call_later(self._drain_timeout_s, gateway.abort_generations)
         try:
-            await self._drain_connections(gateway)
+            await self._drain_connections()
         finally:
             await asyncio.gather(*stops)
+            last.cancel()
 
-    async def _drain_connections(self, gateway: Drainable) -> None:
+    async def _drain_connections(self) -> None:
         await self._listener.close()
         for connection in list(self._state.connections):
             connection.drain(self._drain_idle_s)
-        last = asyncio.get_running_loop().call_later(self._drain_timeout_s, gateway.abort_generations)
         try:
             async with asyncio.timeout(self._drain_timeout_s + ABORT_GRACE_S):
                 while self._state.connections or self._state.tasks:  # noqa: ASYNC110 - uvicorn's protocol has no event
@@ -210,8 +211,6 @@ class HttpServer:
                 await asyncio.wait(tasks, timeout=ABORT_GRACE_S)
             for connection in list(self._state.connections):
                 connection.transport.close()
-        finally:
-            last.cancel()
 
     async def _refresh_date(self) -> None:
         while True:

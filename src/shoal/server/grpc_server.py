@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 import grpc
@@ -21,8 +21,8 @@ class GrpcServer:
     """Serves calls on a port of `host`, on a Unix socket that only this user can open, or on both.
 
     It listens from its construction on, so that a conflict shows at once; early clients wait until `start`. Create it
-    within a running event loop. `max_bytes` limits a request, `max_calls` those in progress. `port`: the one it
-    listens on.
+    within a running event loop, and leave its context to stop it. `max_bytes` limits a request, `max_calls` those in
+    progress. `port`: the one it listens on.
     """
 
     def __init__(self, host: str, port: int | None, path: str | None, *, max_bytes: int, max_calls: int) -> None:
@@ -30,14 +30,22 @@ class GrpcServer:
             ("grpc.max_receive_message_length", max_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # a second server on the same port must fail instead of taking half of the calls
-            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-            ("grpc.server_handshake_timeout_ms", 5_000),  # silent connections hold file descriptors
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # else clients' keepalive ends connections
+            ("grpc.server_handshake_timeout_ms", 5_000),  # silent and idle connections hold file descriptors
             ("grpc.max_connection_idle_ms", 300_000),
+            ("grpc.keepalive_time_ms", 120_000),  # a stream of a lost host would hold its place for hours
+            ("grpc.keepalive_timeout_ms", 20_000),
         ]
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=max_calls)
         self.port = self._listen(_to_target(host, port)) if port is not None else None
         if path is not None:
             self._listen_on_socket(Path(path))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop(0.0)
 
     async def start(self, calls: grpc.GenericRpcHandler) -> None:
         """Start to answer calls."""

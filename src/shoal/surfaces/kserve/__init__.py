@@ -35,8 +35,8 @@ _ERRORS: dict[int, Any] = dict.fromkeys((400, 404, 429, 500, 502, 503, 504), wir
 _MODEL_ERRORS: dict[int, Any] = dict.fromkeys((400, 404, 500, 503, 504), wire.KServeError)
 _CHANGE_ERRORS: dict[int, Any] = dict.fromkeys((400, 403, 404, 409, 424, 500, 502, 503, 504), wire.KServeError)
 
-_EMPTY_BODIES = (b"application/octet-stream",)
-"""What aiohttp, and so tritonclient's asyncio client, calls a body of JSON or of nothing."""
+_OTHER_BODIES = (b"application/octet-stream",)
+"""The media type of binary tensors, and of what aiohttp, and so tritonclient's asyncio client, sends without one."""
 
 
 class Statistics(msgspec.Struct, kw_only=True):
@@ -110,7 +110,7 @@ def _server_operations(server: _ServerEndpoints) -> list[Operation]:
             errors={400: wire.KServeError, 500: wire.KServeError},
             example={},
             optional=True,
-            other_bodies=_EMPTY_BODIES,
+            other_bodies=_OTHER_BODIES,
         ),
         *(
             DocumentedOperation(
@@ -122,7 +122,7 @@ def _server_operations(server: _ServerEndpoints) -> list[Operation]:
                 request=wire.LoadBody,
                 errors=_CHANGE_ERRORS,
                 optional=True,
-                other_bodies=_EMPTY_BODIES,
+                other_bodies=_OTHER_BODIES,
             )
             for action, endpoint, summary in (
                 ("load", server.load, "Load a model, and wait until it is ready"),
@@ -225,7 +225,7 @@ def _inference_operations(calls: _InferenceEndpoints) -> list[Operation]:
             errors=_ERRORS,
             headers=HEADER_DOCS,
             generates=True,
-            other_bodies=(b"application/octet-stream",),
+            other_bodies=_OTHER_BODIES,
             description="Tensors may also be binary, behind the JSON, as Triton's binary tensor data extension says.",
             example={"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["What is a shoal?"]}]},
             other_responses=(("application/octet-stream", bytes),),

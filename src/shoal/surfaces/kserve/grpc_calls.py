@@ -12,41 +12,42 @@ import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 import msgspec
 from google.protobuf import json_format
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from shoal import _version
 from shoal.core.protocols import Access
-from shoal.errors import BodyTooLarge, InvalidValue, Malformed, ModelNotFound, ShoalError
+from shoal.errors import ModelNotFound, ModelNotReady, ShoalError
 from shoal.http import status_codes
 from shoal.http.access_log import log_request
 from shoal.http.auth import Gate
 from shoal.http.body import PendingBodies
 from shoal.http.headers import check_repeated
 from shoal.http.redaction import to_public_error
+from shoal.http.repetition import repeat_until_answered
 from shoal.http.request import REQUEST_ID, Options, Request, choose_timeout
-from shoal.kserve import EMPTY_FINAL, FINAL, SERVICE, codec
+from shoal.kserve import EMPTY_FINAL, SERVICE
 from shoal.kserve import protocol_pb2 as pb
 from shoal.surfaces.kserve import repository
+from shoal.surfaces.kserve.grpc_messages import parse, read_parameter, read_request, to_message
+from shoal.surfaces.kserve.grpc_streams import ResponseStream, Turn
 from shoal.surfaces.kserve.inference import Inference
-from shoal.surfaces.kserve.message_limits import MAX_OTHER_BYTES, check_infer_request
-from shoal.surfaces.kserve.signature import VERSION, build_config, build_metadata
+from shoal.surfaces.kserve.signature import build_config, build_metadata
 from shoal.surfaces.kserve.tensors import (
-    InferRequest,
     InferResponse,
-    InputTensor,
-    check_tensor_parameters,
-    collect_inputs,
 )
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
+
+T = TypeVar("T")
 
 HEALTH = "/grpc.health.v1.Health/Check"
 MAX_STREAM_REQUESTS = 256
@@ -124,7 +125,7 @@ class KServeCalls(grpc.GenericRpcHandler):
             SERVICE + name: self._build_unary(name, kind, access, call) for name, (kind, access, call) in table.items()
         }
         self._methods[SERVICE + "ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            self._stream_infer, None, _serialize
+            self._stream_infer, None, None
         )
         self._methods[HEALTH] = grpc.unary_unary_rpc_method_handler(self._check_health)
 
@@ -143,8 +144,9 @@ class KServeCalls(grpc.GenericRpcHandler):
             status = 200
             try:
                 self._admit(request, context, access)
+                message = parse(kind, data)
                 with self._hold(len(data)):
-                    return await call(request, _parse(kind, data))
+                    return await self._repeat(request, partial(call, request, message))
             except asyncio.CancelledError:
                 status = 499
                 raise
@@ -152,7 +154,6 @@ class KServeCalls(grpc.GenericRpcHandler):
                 public = self._report_error(request, error)
                 status = status_codes.status(public)
                 await _abort(context, public)
-                raise  # never reached: abort raises
             finally:
                 log_request(request, status, quiet=quiet)
 
@@ -180,6 +181,12 @@ class KServeCalls(grpc.GenericRpcHandler):
     def _admit(self, request: Request, context: _Context, access: Access) -> None:
         check_repeated(_read_metadata(context), self._client_header)
         request.client, request.key_class = self._gate.admit(request, access)
+
+    async def _repeat(self, request: Request, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await call()
+        except ModelNotReady as error:
+            return await repeat_until_answered(self._gateway, request.deadline, call, error)
 
     @contextmanager
     def _hold(self, size: int) -> Iterator[None]:
@@ -243,7 +250,7 @@ class KServeCalls(grpc.GenericRpcHandler):
         return pb.RepositoryModelUnloadResponse()
 
     async def _model_infer(self, request: Request, message: Any) -> Message:
-        return _to_message(await self._inference.infer(request, _read_request(message)))
+        return to_message(await self._inference.infer(request, read_request(message)))
 
     async def _stream_infer(self, messages: AsyncIterator[bytes], context: _Context) -> None:
         """Answer the requests of a stream concurrently. An error is a response; it does not end the stream.
@@ -254,11 +261,11 @@ class KServeCalls(grpc.GenericRpcHandler):
         caller = self._open_request(path, context)
         try:
             self._admit(caller, context, "user")
-        except ShoalError as error:
+        except Exception as error:  # as in a call with one response
             public = self._report_error(caller, error)
             log_request(caller, status_codes.status(public), quiet=False)
             await _abort(context, public)
-        stream = _ResponseStream(context)
+        stream = ResponseStream(context)
         async with asyncio.TaskGroup() as tasks, aclosing(self._read_messages(messages, stream)) as received:
             async for data in received:
                 request = self._open_request(path, context)
@@ -267,12 +274,11 @@ class KServeCalls(grpc.GenericRpcHandler):
                 stream.running += 1
                 tasks.create_task(answering).add_done_callback(stream.count_answered)
 
-    async def _read_messages(self, messages: AsyncIterator[bytes], stream: _ResponseStream) -> AsyncGenerator[bytes]:
-        """Yield the messages of a stream, until the client half-closes it; or, when the server shuts down, until all of
-        its requests are answered."""
+    async def _read_messages(self, messages: AsyncIterator[bytes], stream: ResponseStream) -> AsyncGenerator[bytes]:
+        """Yield the messages of a stream, until the client half-closes it or the server shuts down."""
         upcoming: asyncio.Future[bytes] | None = None
         try:
-            while True:
+            while not self._gateway.draining:
                 while stream.running >= MAX_STREAM_REQUESTS:
                     await stream.wait_for_answer()
                 upcoming = upcoming or asyncio.ensure_future(anext(messages))
@@ -280,22 +286,19 @@ class KServeCalls(grpc.GenericRpcHandler):
                 if upcoming.done():
                     found, upcoming = upcoming, None
                     yield found.result()
-                elif self._gateway.draining and not stream.running:
-                    return
         except StopAsyncIteration:
             return
         finally:
             if upcoming is not None:
                 upcoming.cancel()
 
-    async def _answer_streamed(self, request: Request, data: bytes, stream: _ResponseStream, turn: _Turn) -> None:
+    async def _answer_streamed(self, request: Request, data: bytes, stream: ResponseStream, turn: Turn) -> None:
         status = 200
         message = pb.ModelInferRequest()
         try:
+            message = parse(pb.ModelInferRequest, data)
             with self._hold(len(data)):
-                message = _parse(pb.ModelInferRequest, data)
-                wants_empty = _read_parameter(message.parameters.get(EMPTY_FINAL)) is True
-                await self._send_responses(request, message, stream, turn, wants_empty)
+                await self._send_responses(request, message, stream, turn)
         except asyncio.CancelledError:
             status = 499
             raise
@@ -308,11 +311,9 @@ class KServeCalls(grpc.GenericRpcHandler):
             turn.pass_on()
             log_request(request, status, quiet=False)
 
-    async def _send_responses(
-        self, request: Request, message: Any, stream: _ResponseStream, turn: _Turn, wants_empty: bool
-    ) -> None:
-        job = await self._inference.prepare(request, _read_request(message))
-        wants_empty = wants_empty and job.is_decoupled
+    async def _send_responses(self, request: Request, message: Any, stream: ResponseStream, turn: Turn) -> None:
+        job = await self._repeat(request, partial(self._inference.prepare, request, read_request(message)))
+        wants_empty = job.is_decoupled and read_parameter(message.parameters.get(EMPTY_FINAL)) is True
         if job.streams:
             turn.pass_on()
         async with aclosing(self._inference.respond(request, job)) as responses:
@@ -324,127 +325,14 @@ class KServeCalls(grpc.GenericRpcHandler):
             await stream.send(InferResponse(model=job.model, id=job.id, outputs=[]), final=True)
 
 
-class _Turn:
-    """The place of a request among those of its stream: `wait` returns once the one before it has been answered."""
-
-    def __init__(self, before: asyncio.Future[None] | None) -> None:
-        self._before = before
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    async def wait(self) -> None:
-        if self._before is not None:
-            await asyncio.wait({self._before})
-
-    def pass_on(self) -> None:
-        """End with the turn before: this request keeps nobody waiting."""
-        if self._before is None:
-            self.end()
-        else:
-            self._before.add_done_callback(lambda _: self.end())
-
-    def end(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-
-class _ResponseStream:
-    """Sends the responses of a stream one at a time. `running`: requests that are not answered yet."""
-
-    def __init__(self, context: _Context) -> None:
-        self.running = 0
-        self._context = context
-        self._lock = asyncio.Lock()
-        self._answered = asyncio.Event()
-        self._last: asyncio.Future[None] | None = None
-
-    def count_answered(self, _: object) -> None:
-        self.running -= 1
-        self._answered.set()
-
-    async def wait_for_answer(self) -> None:
-        """Wait until one more request is answered."""
-        self._answered.clear()
-        await self._answered.wait()
-
-    def take_turn(self) -> _Turn:
-        turn = _Turn(self._last)
-        self._last = turn.ended
-        return turn
-
-    async def send(self, response: InferResponse, *, final: bool) -> None:
-        message = _to_message(response)
-        message.parameters[FINAL].bool_param = final
-        await self._write(pb.ModelStreamInferResponse(infer_response=message))
-
-    async def send_error(self, request: Any, text: str) -> None:
-        response = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
-        response.parameters[FINAL].bool_param = True
-        await self._write(pb.ModelStreamInferResponse(error_message=text, infer_response=response))
-
-    async def _write(self, message: Message) -> None:
-        async with self._lock:
-            try:
-                await self._context.write(message)
-            except Exception as error:  # gRPC has only internal errors for a client that has left
-                raise asyncio.CancelledError from error
-
-
-def _parse(kind: Any, data: bytes) -> Any:
-    """Return the message of a call. Raises Malformed for invalid bytes, TooManyInputs and BodyTooLarge for too much."""
-    if kind is pb.ModelInferRequest:
-        check_infer_request(data)
-    elif len(data) > MAX_OTHER_BYTES:
-        raise BodyTooLarge(f"the message is larger than {MAX_OTHER_BYTES} bytes")
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        raise Malformed(f"the message is not a valid {kind.__name__}") from None
-
-
-def _read_request(message: Any) -> InferRequest:
-    """Return a request of gRPC. Raises RequestErrors that name the tensor."""
-    for each in (*message.inputs, *message.outputs):
-        check_tensor_parameters(each.name, each.parameters)
-    raw, tensors = message.raw_input_contents, message.inputs
-    if raw and (len(raw) != len(tensors) or any(each.HasField("contents") for each in tensors)):
-        raise InvalidValue(
-            f"there are {len(raw)} raw contents for {len(tensors)} inputs: send one for each, without typed contents",
-            param="inputs",
-        )
-    inputs = [
-        InputTensor(each.name, each.datatype, tuple(each.shape), raw[at] if raw else each.contents)
-        for at, each in enumerate(tensors)
-    ]
-    return InferRequest(
-        model=message.model_name,
-        version=message.model_version,
-        id=message.id,
-        parameters={name: _read_parameter(value) for name, value in message.parameters.items() if name != EMPTY_FINAL},
-        inputs=collect_inputs(inputs),
-        outputs=[each.name for each in message.outputs],
-    )
-
-
-def _read_parameter(parameter: Any) -> Any:
-    choice = parameter.WhichOneof("parameter_choice") if parameter is not None else None
-    return None if choice is None else getattr(parameter, choice)
-
-
-def _to_message(response: InferResponse) -> pb.ModelInferResponse:
-    message = pb.ModelInferResponse(model_name=response.model, model_version=VERSION, id=response.id)
-    for tensor in response.outputs:
-        message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.array.shape)
-        message.raw_output_contents.append(codec.to_raw(tensor.datatype, tensor.array))
-    return message
-
-
 def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-async def _abort(context: _Context, error: ShoalError) -> None:
+async def _abort(context: _Context, error: ShoalError) -> NoReturn:
     """End a call with an error, by raising gRPC's own."""
     await context.abort(to_code(error), _shorten(error.message), _retry_metadata(error))
+    raise AssertionError("abort raises")
 
 
 def _shorten(text: str) -> str:
@@ -466,6 +354,6 @@ def _read_metadata(context: _Context) -> list[tuple[bytes, bytes]]:
 def _peer_address(peer: str) -> str:
     """Return the address of gRPC's name for a peer. A Unix socket, which its file's permissions guard, is local."""
     kind, _, place = peer.partition(":")
-    if kind not in ("ipv4", "ipv6"):
+    if kind == "unix":
         return "127.0.0.1"
     return unquote(place).rpartition(":")[0].strip("[]")

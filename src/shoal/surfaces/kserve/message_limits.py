@@ -17,15 +17,21 @@ SMALL = 4_096
 MAX_OTHER_BYTES = 65_536
 """Bytes of a message other than an inference request."""
 
+MAX_FIELDS = 8_192
+"""Fields of a request and of its tensors, visited in about ten milliseconds; a typed text is a field."""
+
+MAX_VALUES = 262_144
+"""Numbers in typed contents of a request."""
+
 _PARAMETERS, _INPUTS, _OUTPUTS, _RAW = 4, 5, 6, 7
 _REQUEST: Mapping[int, int] = {_PARAMETERS: 256, _INPUTS: 64, _OUTPUTS: 64, _RAW: 64}
-_SHAPE, _CONTENTS = 3, 5
-_TENSOR: Mapping[int, int] = {_SHAPE: 8, 4: 16}
+_SHAPE, _TENSOR_PARAMETERS, _CONTENTS = 3, 4, 5
+_TENSOR: Mapping[int, int] = {_SHAPE: 8, _TENSOR_PARAMETERS: 16, _CONTENTS: 1}
 _MAX_SHAPE_BYTES = 80
-_TEXTS, _FLOATS, _DOUBLES = 8, 6, 7
-_MAX_TEXTS = 65_536
-_MAX_VALUES = 262_144
-_VALUE_BYTES: Mapping[int, int] = {_FLOATS: 4, _DOUBLES: 8}
+_FLOATS, _DOUBLES, _TEXTS = 6, 7, 8
+_ELEMENTS: Mapping[int, int] = dict.fromkeys(range(1, _TEXTS + 1), MAX_FIELDS)
+_WIDTHS: Mapping[int, int] = {_FLOATS: 4, _DOUBLES: 8}
+_CONTINUED = bytes(range(0x80, 0x100))
 _MAX_OTHERS = 16
 """Fields of any other number: those that occur once, and unknown ones."""
 
@@ -42,40 +48,54 @@ def check_infer_request(data: bytes) -> None:
 
     Raises TooManyInputs for more tensors, parameters or typed contents than are sensible, Malformed for invalid bytes.
     """
-    if len(data) <= SMALL:
-        return
-    for field in _count(data, 0, len(data), _REQUEST):
-        if field.number == _INPUTS and field.is_nested:
-            _check_tensor(data, field)
+    if len(data) > SMALL:
+        _RequestCheck(data).run()
 
 
-def _check_tensor(data: bytes, tensor: _Field) -> None:
-    for field in _count(data, tensor.start, tensor.stop, _TENSOR):
-        if field.number == _SHAPE and field.stop - field.start > _MAX_SHAPE_BYTES:
-            raise TooManyInputs("a tensor has too many dimensions", param="inputs")
-        if field.number == _CONTENTS and field.is_nested:
-            _check_contents(data, field)
+class _RequestCheck:
+    """The check of one request. Fields and values are counted over all of its tensors."""
 
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._fields = self._values = 0
 
-def _check_contents(data: bytes, contents: _Field) -> None:
-    limits = dict.fromkeys(range(1, 8), _MAX_VALUES) | {_TEXTS: _MAX_TEXTS}
-    for field in _count(data, contents.start, contents.stop, limits):
-        size = (field.stop - field.start) // _VALUE_BYTES.get(field.number, 1)
-        if field.number != _TEXTS and size > _MAX_VALUES:
-            raise TooManyInputs("a tensor has too many typed contents: send them as raw contents", param="inputs")
+    def run(self) -> None:
+        for field in self._visit(0, len(self._data), _REQUEST):
+            if field.number == _INPUTS and field.is_nested:
+                self._check_tensor(field)
 
+    def _check_tensor(self, tensor: _Field) -> None:
+        for field in self._visit(tensor.start, tensor.stop, _TENSOR):
+            if field.number == _SHAPE and field.stop - field.start > _MAX_SHAPE_BYTES:
+                raise TooManyInputs("a tensor has too many dimensions: send at most 8", param="inputs")
+            if field.number == _CONTENTS and field.is_nested:
+                for each in self._visit(field.start, field.stop, _ELEMENTS):
+                    self._count_values(each)
 
-def _count(data: bytes, start: int, stop: int, limits: Mapping[int, int]) -> Iterator[_Field]:
-    """Yield the fields of a message, and count those of each number."""
-    counts: Counter[int] = Counter()
-    for field in _fields(data, start, stop):
-        counts[field.number] += 1
-        if counts[field.number] > limits.get(field.number, _MAX_OTHERS) or len(counts) > _MAX_OTHERS:
-            raise TooManyInputs(
-                "the request has too many tensors, parameters or elements; send raw contents, or split it",
-                param="inputs",
-            )
-        yield field
+    def _count_values(self, field: _Field) -> None:
+        if field.number != _TEXTS and field.is_nested:
+            packed = self._data[field.start : field.stop]
+            width = _WIDTHS.get(field.number)
+            self._values += len(packed) // width if width else len(packed.translate(None, _CONTINUED))
+        if self._values > MAX_VALUES:
+            raise TooManyInputs(f"there are more than {MAX_VALUES} typed values: send raw contents", param="inputs")
+
+    def _visit(self, start: int, stop: int, limits: Mapping[int, int]) -> Iterator[_Field]:
+        """Yield the fields of a message, and count those of each number and all."""
+        counts: Counter[int] = Counter()
+        for field in _fields(self._data, start, stop):
+            self._fields += 1
+            counts[field.number] += 1
+            if (
+                counts[field.number] > limits.get(field.number, _MAX_OTHERS)
+                or len(counts) > _MAX_OTHERS
+                or self._fields > MAX_FIELDS
+            ):
+                raise TooManyInputs(
+                    "the request has too many tensors, parameters or typed elements: send raw contents, or split it",
+                    param="inputs",
+                )
+            yield field
 
 
 def _fields(data: bytes, at: int, stop: int) -> Iterator[_Field]:
@@ -92,9 +112,9 @@ def _fields(data: bytes, at: int, stop: int) -> Iterator[_Field]:
         elif kind == 5:
             end = at + 4
         else:
-            raise Malformed("the message has an invalid field")
+            raise Malformed("the message is not valid protobuf: it has an invalid field")
         if end > stop:
-            raise Malformed("the message is truncated")
+            raise Malformed("the message is not valid protobuf: it is truncated")
         yield _Field(number, at, end, kind == 2)
         at = end
 
@@ -109,4 +129,4 @@ def _read_varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-    raise Malformed("the message has an invalid number")
+    raise Malformed("the message is not valid protobuf: it has an invalid number")

@@ -262,7 +262,7 @@ class ParameterReader:
     def finish(self, known: Sequence[str]) -> None:
         for name in self._parameters:
             raise Unsupported(
-                f"the parameter {name[:200]!r} is not supported for this model; use {', '.join(known)}", param=name
+                f"the parameter {name[:200]!r} is not supported in this request; use {', '.join(known)}", param=name
             )
 
 

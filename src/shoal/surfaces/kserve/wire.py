@@ -112,7 +112,8 @@ class IndexEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class LoadBody(msgspec.Struct, kw_only=True):
-    """Shoal accepts no parameters here: they would replace a model's configuration or files."""
+    """`parameters` of a load are refused, since they would replace a model's configuration or files; those of an unload
+    are ignored."""
 
     parameters: dict[str, Any] = {}
 

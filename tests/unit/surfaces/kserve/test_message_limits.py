@@ -38,7 +38,8 @@ def tensor(data: bytes) -> bytes:
         tensor(b"\x18\x01" * 9),  # dimensions, one by one
         tensor(b"\x1a\x7f" + b"\x01" * 127),  # and packed
         tensor(b"\x22\x00" * 17),  # parameters of a tensor
-        tensor(b"\x2a\x82\x80\x08" + b"\x42\x00" * 65_537),  # texts
+        tensor(b"\x2a\x80\x80\x01" + b"\x42\x00" * 8_192),  # texts
+        tensor(b"\x2a\x00" * 2),  # contents
         tensor(b"\x2a\x85\x80\x10\x1a\x81\x80\x10" + b"\x01" * 262_145),  # int64_contents
     ],
 )
