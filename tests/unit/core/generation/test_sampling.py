@@ -6,7 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.core.generation.sampling import NEUTRAL, UNSET, merge_sampling, parse_sampling_defaults
+from shoal.core.generation.sampling import (
+    NEUTRAL,
+    UNSET,
+    check_unsupported_fields,
+    merge_sampling,
+    parse_sampling_defaults,
+)
 from shoal.errors import Unsupported
 from shoal.types import Guide, Sampling
 
@@ -56,3 +62,25 @@ def test_defaults_are_checked_when_they_are_read(caplog: pytest.LogCaptureFixtur
         parse_sampling_defaults({"warmth": 1}, ABLE, "m")
     with pytest.raises(msgspec.ValidationError):
         parse_sampling_defaults({"temperature": "hot"}, ABLE, "m")
+
+
+@pytest.mark.parametrize(
+    ("extras", "message"),
+    [
+        ({"mirostat": b"2"}, "no model here supports 'mirostat'"),
+        ({"do_sample": b"1"}, "no model here supports 'do_sample'"),  # 1 is not true
+        ({"samplers": b'["a"]' * 100}, "no model here supports 'samplers'"),
+        ({"mirostat": b"0", "do_sample": b"true", "tfs_z": b"1.0", "typical_p": b"null", "unknown": b"7"}, ""),
+    ],
+)
+def test_fields_of_other_servers(extras: dict[str, bytes], message: str) -> None:
+    """One that would change the answer is refused, or ignored where the operator says so; neutral ones pass."""
+    fields = {name: msgspec.Raw(value) for name, value in extras.items()}
+    ignored: list[str] = []
+    check_unsupported_fields(fields, list(extras), ignored=ignored)
+    assert ignored == (list(extras) if message else [])
+    if message:
+        with pytest.raises(Unsupported, match=message):
+            check_unsupported_fields(fields, (), ignored=[])
+    else:
+        check_unsupported_fields(fields, (), ignored=[])
