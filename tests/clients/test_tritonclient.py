@@ -27,7 +27,7 @@ from tests.clients.tritonclient_kit import (
     TRANSPORTS,
     Answer,
     Client,
-    Service,
+    RunningServer,
     assert_vectors,
     connect,
     serving,
@@ -43,13 +43,13 @@ LONG = " ".join(WORDS)
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with serving(tmp_path_factory.mktemp("kserve"), *MODELS) as started:
         yield started
 
 
 @pytest.fixture(params=TRANSPORTS)
-async def client(request: pytest.FixtureRequest, service: Service) -> AsyncIterator[Client]:
+async def client(request: pytest.FixtureRequest, service: RunningServer) -> AsyncIterator[Client]:
     async with connect(request.param, service.address(request.param)) as made:
         yield made
 
@@ -151,7 +151,7 @@ async def test_wrong_parameters(client: Client, parameters: Mapping[str, Any], t
     assert message in await client.refuse_infer(400, "words", client.texts([text]), parameters=parameters)
 
 
-async def test_priority_and_timeout(client: Client, service: Service) -> None:
+async def test_priority_and_timeout(client: Client, service: RunningServer) -> None:
     """Priority 1 is interactive, above is bulk; the timeout is in microseconds. Sequences are refused."""
     for priority, name in ((1, "interactive"), (2, "bulk")):
         labels = {"model": "words", "task": "embed", "class": name}
@@ -248,7 +248,7 @@ async def test_repository_index(client: Client) -> None:
 
 @pytest.mark.parametrize("transport", HTTP)
 @pytest.mark.parametrize(("first", "second"), [(True, True), (False, False), (True, False), (False, True)])
-async def test_binary_data(service: Service, transport: str, first: bool, second: bool) -> None:
+async def test_binary_data(service: RunningServer, transport: str, first: bool, second: bool) -> None:
     """Inputs and outputs, each in JSON or binary."""
     async with connect(transport, service.address(transport)) as client:
         ids = client.tensor("input_ids", [[5, 6], [7, 8]], "INT64", binary=first)
@@ -261,7 +261,7 @@ async def test_binary_data(service: Service, transport: str, first: bool, second
         assert_vectors(await client.infer("words", client.texts(TEXTS, binary=first), outputs=outputs), TEXTS)
 
 
-async def test_async_infer_over_http(service: Service) -> None:
+async def test_async_infer_over_http(service: RunningServer) -> None:
     """Several requests at once from the blocking client."""
     with tritonclient.http.InferenceServerClient(service.address("http"), concurrency=8) as raw:
         client, texts = Client("http", raw), [f"greenlet {at}" for at in range(40)]
@@ -272,7 +272,7 @@ async def test_async_infer_over_http(service: Service) -> None:
             assert result.get_response()["id"] == text
 
 
-def test_generate(service: Service) -> None:
+def test_generate(service: RunningServer) -> None:
     """Triton's generate extension, with any HTTP client."""
     path, body = "/v2/models/words", {"id": "g1", "text_input": "a b c", "return_finish_reason": True}
     expected = {"model_name": "words", "model_version": "1", "id": "g1"}
@@ -291,7 +291,7 @@ def test_generate(service: Service) -> None:
 
 
 @pytest.mark.parametrize("transport", GRPC)
-async def test_streamed_pieces(service: Service, transport: str) -> None:
+async def test_streamed_pieces(service: RunningServer, transport: str) -> None:
     """Several answers at once on one stream. The last response of each is marked; it is empty if the request says so,
     for which only the blocking client has an option."""
     prompts = {f"s{at}": f"prompt {at} has five words" for at in range(8)}
@@ -315,7 +315,7 @@ async def test_streamed_pieces(service: Service, transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", GRPC)
-async def test_order_on_a_stream(service: Service, transport: str) -> None:
+async def test_order_on_a_stream(service: RunningServer, transport: str) -> None:
     """Single responses keep the order of their requests, also behind a slow one and an error; more than run at once."""
     texts = [f"streamed {at}" for at in range(600)]
     requests = [
@@ -336,14 +336,14 @@ async def test_order_on_a_stream(service: Service, transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", GRPC)
-async def test_single_responses_are_final(service: Service, transport: str) -> None:
+async def test_single_responses_are_final(service: RunningServer, transport: str) -> None:
     """A model that is not decoupled sends no empty response."""
     inputs = [MADE.texts(["a"], "query"), MADE.texts(["b"], "document")]
     answers = await stream(service, transport, [streamed("scorer", inputs, "r1", enable_empty_final_response=True)])
     assert [(each.id, each.outputs, each.final) for each in answers] == [("r1", 1, True)]
 
 
-def test_cancellation(service: Service) -> None:
+def test_cancellation(service: RunningServer) -> None:
     """Of a stream, by its timeout, and of a call: it ends their requests, and the server stays usable."""
     answers: Queue[Answer] = Queue()
     with tritonclient.grpc.InferenceServerClient(service.grpc) as raw:
@@ -365,7 +365,7 @@ def test_cancellation(service: Service) -> None:
         assert_vectors(raw.infer("words", [MADE.texts(TEXTS)], compression_algorithm="gzip"), TEXTS)
 
 
-def test_clients_that_leave_at_any_time(service: Service) -> None:
+def test_clients_that_leave_at_any_time(service: RunningServer) -> None:
     """A response that nobody reads is no error of the server. Half of the streams end by their timeout."""
     before = len(service.server.log.read_text())
     with tritonclient.grpc.InferenceServerClient(service.grpc) as raw:
@@ -387,7 +387,7 @@ def test_clients_that_leave_at_any_time(service: Service) -> None:
     assert "Traceback" not in log, log[log.index("Traceback") - 300 :][:3000]
 
 
-async def test_cancellation_of_an_asynchronous_stream(service: Service) -> None:
+async def test_cancellation_of_an_asynchronous_stream(service: RunningServer) -> None:
     """By its iterator, and by closing the client."""
 
     async def send() -> AsyncIterator[dict[str, Any]]:
@@ -406,7 +406,7 @@ async def test_cancellation_of_an_asynchronous_stream(service: Service) -> None:
         until(lambda: service.in_flight() == 0)
 
 
-def test_many_threads(service: Service) -> None:
+def test_many_threads(service: RunningServer) -> None:
     """64 threads that share a client."""
 
     def ask(raw: Any, thread: int) -> None:
@@ -422,7 +422,7 @@ def test_many_threads(service: Service) -> None:
 
 
 @pytest.mark.parametrize("transport", ["grpc.aio", "http.aio"])
-async def test_many_tasks(service: Service, transport: str) -> None:
+async def test_many_tasks(service: RunningServer, transport: str) -> None:
     async with connect(transport, service.address(transport)) as client:
 
         async def ask(task: int) -> None:
@@ -434,13 +434,13 @@ async def test_many_tasks(service: Service, transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", GRPC)
-async def test_a_socket(service: Service, transport: str) -> None:
+async def test_a_socket(service: RunningServer, transport: str) -> None:
     async with connect(transport, service.socket) as client:
         assert await client.call("is_server_ready")
         assert_vectors(await client.infer("words", client.texts(TEXTS)), TEXTS)
 
 
-def test_the_example_of_the_docs(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_docs(service: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
     """docs/kserve.md, but for the address, the model and its dimension."""
     page = (Path(__file__).parents[2] / "docs" / "kserve.md").read_text()
     code = page.split("```python\n")[1].partition("```")[0]

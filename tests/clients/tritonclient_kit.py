@@ -56,7 +56,7 @@ _LISTENING = re.compile(r"listening for gRPC on \S+ port (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class RunningServer:
     """A server with the addresses of its gRPC port and its gRPC socket."""
 
     server: Server
@@ -71,13 +71,13 @@ class Service:
 
 
 @contextmanager
-def serving(folder: Path, *models: str, flags: tuple[str, ...] = ()) -> Iterator[Service]:
+def serving(folder: Path, *models: str, flags: tuple[str, ...] = ()) -> Iterator[RunningServer]:
     """Run a server of these models that also listens for gRPC, as `running`."""
     socket = folder / "grpc.sock"
     with running(folder, *models, flags=("--grpc-port", "0", "--grpc-socket", str(socket), *flags)) as server:
         match = _LISTENING.search(server.log.read_text())
         assert match
-        yield Service(server, f"127.0.0.1:{match[1]}", f"unix:{socket}")
+        yield RunningServer(server, f"127.0.0.1:{match[1]}", f"unix:{socket}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,9 @@ def streamed(model: str, inputs: Sequence[Any], id: str, **options: Any) -> dict
     return {"model_name": model, "inputs": list(inputs), "request_id": id, **options}
 
 
-async def stream(service: Service, transport: str, requests: Sequence[dict[str, Any]], **options: Any) -> list[Answer]:
+async def stream(
+    service: RunningServer, transport: str, requests: Sequence[dict[str, Any]], **options: Any
+) -> list[Answer]:
     """Send these requests on one stream, and return all responses in the order of their arrival."""
 
     async def send() -> AsyncIterator[dict[str, Any]]:
