@@ -40,9 +40,7 @@ from shoal.surfaces.kserve.grpc_messages import parse, read_parameter, read_requ
 from shoal.surfaces.kserve.grpc_streams import ResponseStream, Turn
 from shoal.surfaces.kserve.inference import Inference
 from shoal.surfaces.kserve.signature import build_config, build_metadata
-from shoal.surfaces.kserve.tensors import (
-    InferResponse,
-)
+from shoal.surfaces.kserve.tensors import InferResponse
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -59,8 +57,8 @@ MAX_HELD_BYTES = 268_435_456
 POLL_S = 1.0
 """Interval at which a silent stream is checked for a shutdown of the server."""
 
-MAX_ERROR_CHARACTERS = 1000
-"""gRPC sends an error in a header, and rejects long ones."""
+MAX_ERROR_CHARACTERS = 500
+"""gRPC sends an error in a header, a character as up to 12 bytes, and rejects headers above 8 KB."""
 
 _NAME = SERVICE.strip("/").encode()
 _HEALTH_REQUESTS = (b"", b"\n\x00", b"\n%c%b" % (len(_NAME), _NAME))  # HealthCheckRequest with its `service`
