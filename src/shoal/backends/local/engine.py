@@ -121,14 +121,15 @@ class LocalEngine:
     ) -> dict[str, Array]:
         """Run a batch on the given or the better lane, and record its time, also if other batches have joined it."""
         shape = Shape(*(*next(iter(feeds.values())).shape, 1)[:2])
+        choice = self._lane_choice.find(shape.tokens)
         if is_wide is None:
-            is_wide = self._lane_choice.choose(shape.tokens)
+            is_wide = choice.choose()
         slots = lanes.wide if is_wide else lanes.slots
         assert slots is not None
         began = time.perf_counter()
         result = await slots.run(feeds, outputs, deadline)
         seconds, cost = time.perf_counter() - began, self.facts.cost
-        self._lane_choice.record(shape.tokens, is_wide, seconds / cost.seconds(cost.work(shape.tokens, shape.length)))
+        choice.record(is_wide, seconds / cost.seconds(cost.work(shape.tokens, shape.length)))
         return result
 
     def _start_rebuild(self, lanes: Lanes) -> None:

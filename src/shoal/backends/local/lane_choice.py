@@ -42,29 +42,21 @@ class LaneChoice:
     """
 
     def __init__(self) -> None:
-        self._sizes: dict[int, _SizeClass] = {}
+        self._sizes: dict[int, SizeClass] = {}
 
-    def choose(self, tokens: int) -> bool:
-        """Return whether the next lone batch, of so many tokens, runs on the wide lane."""
-        return self._size_class(tokens).choose()
-
-    def record(self, tokens: int, is_wide: bool, time: float) -> None:
-        """Record that a batch ran on a lane. `time` is above 0 and in any unit that makes batches of the same octave of
-        tokens comparable, such as the part of a predicted time."""
-        self._size_class(tokens).record(is_wide, time)
-
-    def _size_class(self, tokens: int) -> _SizeClass:
+    def find(self, tokens: int) -> SizeClass:
+        """Return the choice for batches of so many tokens."""
         octave = tokens.bit_length()
         found = self._sizes.get(octave)
         if found is None:
             nearest = min(self._sizes, key=lambda each: abs(each - octave), default=octave)
-            found = _SizeClass(nearest not in self._sizes or self._sizes[nearest].is_wide)
+            found = SizeClass(nearest not in self._sizes or self._sizes[nearest].is_wide)
             self._sizes[octave] = found
         return found
 
 
-class _SizeClass:
-    """The lane of batches of similar size, and the measurements behind it."""
+class SizeClass:
+    """The lane of lone batches of similar size, and the measurements behind it."""
 
     def __init__(self, is_wide: bool) -> None:
         self.is_wide = is_wide
@@ -73,6 +65,7 @@ class _SizeClass:
         self._wait = self._left = RECENT
 
     def choose(self) -> bool:
+        """Return whether the next batch runs on the wide lane."""
         if self._left:
             self._left -= 1
             return self.is_wide
@@ -80,6 +73,8 @@ class _SizeClass:
         return not self.is_wide
 
     def record(self, is_wide: bool, time: float) -> None:
+        """Record that a batch ran on a lane. `time` is above 0 and in any unit in which batches of the class compare,
+        such as the part of a predicted time."""
         if is_wide == self.is_wide:
             self._times.append(time)
         elif self._times:

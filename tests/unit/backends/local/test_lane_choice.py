@@ -27,8 +27,8 @@ def run_noisy(
 ) -> list[bool]:
     lanes = []
     for _ in range(batches):
-        is_wide = choice.choose(tokens)
-        choice.record(tokens, is_wide, wide() if is_wide else narrow())
+        is_wide = choice.find(tokens).choose()
+        choice.find(tokens).record(is_wide, wide() if is_wide else narrow())
         lanes.append(is_wide)
     return lanes
 
@@ -36,8 +36,8 @@ def run_noisy(
 def compare(choice: LaneChoice, wide: float, narrow: float, tokens: int = 16) -> None:
     """Record the comparison of the idle lanes."""
     for _ in range(RUNS):
-        choice.record(tokens, True, wide)
-        choice.record(tokens, False, narrow)
+        choice.find(tokens).record(True, wide)
+        choice.find(tokens).record(False, narrow)
 
 
 def switches(lanes: Sequence[bool]) -> int:
@@ -48,7 +48,7 @@ def switches(lanes: Sequence[bool]) -> int:
 
 def test_lone_batches_run_wide_until_measured() -> None:
     choice = LaneChoice()
-    assert all(choice.choose(tokens) for tokens in (1, 8, 100, 512, 4096))
+    assert all(choice.find(tokens).choose() for tokens in (1, 8, 100, 512, 4096))
 
 
 def test_a_length_decides_for_sizes_that_have_not_run() -> None:
@@ -57,7 +57,7 @@ def test_a_length_decides_for_sizes_that_have_not_run() -> None:
     compare(choice, 2.0, 1.0, 16)
     compare(choice, 1.0, 2.0, 64)
     compare(choice, 1.0, 2.0, 256)
-    assert [choice.choose(tokens) for tokens in (1, 8, 16, 31, 64, 100, 256, 4096)] == [False] * 4 + [True] * 4
+    assert [choice.find(tokens).choose() for tokens in (1, 8, 16, 31, 64, 100, 256, 4096)] == [False] * 4 + [True] * 4
 
 
 @pytest.mark.parametrize("is_wide_faster", [True, False])
@@ -66,7 +66,7 @@ def test_a_wrong_comparison_is_corrected_by_lone_batches(is_wide_faster: bool) -
     choice = LaneChoice()
     times = (1.0, 1.6) if is_wide_faster else (1.6, 1.0)
     compare(choice, *times[::-1])
-    assert choice.choose(16) != is_wide_faster
+    assert choice.find(16).choose() != is_wide_faster
     run(choice, round(0.6 / COST) + CORRECTED, *times)
     assert run(choice, RECENT, *times).count(is_wide_faster) >= RECENT - 1
 
@@ -118,9 +118,9 @@ def test_single_outliers_decide_nothing() -> None:
     choice = LaneChoice()
     compare(choice, 1.0, 1.6)
     for time in (0.1, 0.1, 1.6, 1.6):
-        choice.record(16, True, 1.0)
-        choice.record(16, False, time)
-        assert choice.choose(16)
+        choice.find(16).record(True, 1.0)
+        choice.find(16).record(False, time)
+        assert choice.find(16).choose()
 
 
 def test_sizes_decide_for_themselves() -> None:
@@ -129,7 +129,7 @@ def test_sizes_decide_for_themselves() -> None:
     for _ in range(CORRECTED):
         run(choice, 1, 1.6, 1.0, 16)
         run(choice, 1, 1.0, 1.6, 256)
-    assert (choice.choose(16), choice.choose(256)) == (False, True)
+    assert (choice.find(16).choose(), choice.find(256).choose()) == (False, True)
 
 
 def test_failed_trials_are_not_repeated_at_once() -> None:
@@ -137,9 +137,9 @@ def test_failed_trials_are_not_repeated_at_once() -> None:
     choice = LaneChoice()
     lanes = []
     for _ in range(10 * (RECENT + 1)):
-        lanes.append(choice.choose(16))
+        lanes.append(choice.find(16).choose())
         if lanes[-1]:
-            choice.record(16, True, 1.0)
+            choice.find(16).record(True, 1.0)
     assert lanes.count(False) == 10
 
 
