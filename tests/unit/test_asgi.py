@@ -77,6 +77,20 @@ async def test_remote_clients_need_a_key(monkeypatch: pytest.MonkeyPatch) -> Non
     await living
 
 
+async def test_grpc_needs_shoal_serve(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A setting without effect is reported."""
+    monkeypatch.setenv("SHOAL_GRPC_PORT", "8001")
+    monkeypatch.setenv("SHOAL_DEFAULT_MODEL", "false")
+    asgi = _EnvironmentApp()
+    life = Call(type="lifespan")
+    living = life.start(asgi)
+    life.received.put_nowait({"type": "lifespan.startup"})
+    assert (await life.sent.get())["type"] == "lifespan.startup.complete"
+    assert "gRPC is served by `shoal serve`" in caplog.text
+    life.received.put_nowait({"type": "lifespan.shutdown"})
+    await living
+
+
 async def test_an_invalid_address_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check needs no model to be loaded."""
     monkeypatch.setenv("SHOAL_MODELS", "tei+http://a,tei+http://b")
