@@ -117,7 +117,7 @@ def from_typed(datatype: str, shape: tuple[int, ...], contents: InferTensorConte
     if len(values) != count_elements(shape):
         raise InvalidTensor(f"{datatype} {list(shape)} takes {count_elements(shape)} values, not {len(values)}")
     if datatype == "BYTES":
-        return _objects(list(values), shape)
+        return to_objects(list(values), shape)
     # INT8 and INT16 are sent in 32 bits.
     wide: Any = {"int_contents": "<i4", "uint_contents": "<u4"}.get(_field(datatype), DTYPES[datatype])
     try:
@@ -148,7 +148,7 @@ def from_blob(data: bytes, shape: tuple[int, ...]) -> Array:
         append(data[start:position])
     if position != end or len(elements) != size:
         raise InvalidTensor(f"BYTES {list(shape)} is broken: {len(elements)} of {size} elements in {end} bytes")
-    return _objects(elements, shape)
+    return to_objects(elements, shape)
 
 
 def to_bf16(array: Array) -> Array:
@@ -250,7 +250,8 @@ def _elements(array: Array) -> list[bytes]:
         raise InputRejected(f"a text is not valid Unicode: {error}") from error
 
 
-def _objects(elements: list[bytes], shape: tuple[int, ...]) -> Array:
+def to_objects(elements: list[Any], shape: tuple[int, ...]) -> Array:
+    """Return texts or byte strings as an object array of `shape`."""
     array = np.empty(len(elements), dtype=object)
     array[:] = elements
     return array.reshape(shape)

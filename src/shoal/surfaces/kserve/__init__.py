@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shoal import _version
 from shoal.core.protocols import Operation
 from shoal.errors import InvalidValue, ShoalError, Unsupported
 from shoal.http import status_codes
@@ -25,7 +24,7 @@ from shoal.surfaces.kserve.tasks import Generation
 from shoal.surfaces.kserve.tensors import InferRequest
 from shoal.surfaces.shared.batch_headers import HEADER_DOCS, batch_headers
 from shoal.surfaces.shared.generation import EVENT_STREAM
-from shoal.types import Chunk, ModelStats
+from shoal.types import Chunk
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -37,10 +36,6 @@ _CHANGE_ERRORS: dict[int, Any] = dict.fromkeys((400, 403, 404, 409, 424, 500, 50
 
 _OTHER_BODIES = (b"application/octet-stream",)
 """The media type of binary tensors, and of what aiohttp, and so tritonclient's asyncio client, sends without one."""
-
-
-class Statistics(msgspec.Struct, kw_only=True):
-    model_stats: list[ModelStats]
 
 
 class KServe:
@@ -97,7 +92,7 @@ def _server_operations(server: _ServerEndpoints) -> list[Operation]:
             path="/v2/models/stats",
             endpoint=server.statistics,
             summary="Statistics of all models",
-            response=Statistics,
+            response=wire.Statistics,
             errors={500: wire.KServeError},
         ),
         DocumentedOperation(
@@ -139,9 +134,7 @@ class _ServerEndpoints:
         self._decode_load = Decoder(wire.LoadBody, "kserve")
 
     async def metadata(self, request: Request) -> Reply:
-        return _json_reply(
-            wire.ServerMetadata(name="shoal", version=_version.__version__, extensions=list(repository.EXTENSIONS))
-        )
+        return _json_reply(repository.describe_server())
 
     async def live(self, request: Request) -> Reply:
         return _json_reply(wire.Live(live=True))
@@ -151,7 +144,7 @@ class _ServerEndpoints:
         return Reply(200 if ready else 503, [JSON], _ENCODE.encode(wire.Ready(ready=ready)))
 
     async def statistics(self, request: Request) -> Reply:
-        return _json_reply(Statistics(model_stats=await repository.list_statistics(self._gateway)))
+        return _json_reply(wire.Statistics(model_stats=await repository.list_statistics(self._gateway)))
 
     async def index(self, request: Request) -> Reply:
         payload = self._decode_index(request.body or b"{}")
@@ -173,7 +166,7 @@ def _model_operations(models: _ModelEndpoints) -> list[Operation]:
         ("", models.metadata, "Describe a model's tensors", wire.ModelMetadata),
         ("/ready", models.ready, "Check that a model can answer", wire.Ready),
         ("/config", models.config, "Describe a model as Triton's ModelConfig", dict[str, Any]),
-        ("/stats", models.statistics, "Statistics of a model", Statistics),
+        ("/stats", models.statistics, "Statistics of a model", wire.Statistics),
     ]
     return [
         Operation(
@@ -208,7 +201,7 @@ class _ModelEndpoints:
 
     async def statistics(self, request: Request) -> Reply:
         found = await repository.list_statistics(self._gateway, *split_version(request.parameter))
-        return _json_reply(Statistics(model_stats=found))
+        return _json_reply(wire.Statistics(model_stats=found))
 
 
 def _inference_operations(calls: _InferenceEndpoints) -> list[Operation]:
@@ -257,8 +250,9 @@ class _InferenceEndpoints:
         self._decode = Decoder(dict[str, Any], "kserve", options.max_inputs)
 
     async def infer(self, request: Request) -> Reply:
-        call, form = await self._decoder.decode(request.body, request.headers.get(rest_codec.JSON_LENGTH))
-        call.model, call.version = split_version(request.parameter)
+        model, version = split_version(request.parameter)
+        json_length = request.headers.get(rest_codec.JSON_LENGTH)
+        call, form = await self._decoder.decode(model, version, request.body, json_length)
         response = await self._inference.infer(request, call)
         headers, body = rest_codec.encode_response(response, form)
         if request.result is not None:

@@ -22,7 +22,6 @@ import msgspec
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from shoal import _version
 from shoal.core.protocols import Access
 from shoal.errors import ModelNotFound, ModelNotReady, ShoalError
 from shoal.http import status_codes
@@ -92,6 +91,7 @@ def to_code(error: ShoalError) -> grpc.StatusCode:
 
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+_Metadata: TypeAlias = list[tuple[bytes, bytes]]
 
 
 class KServeCalls(grpc.GenericRpcHandler):
@@ -138,10 +138,11 @@ class KServeCalls(grpc.GenericRpcHandler):
         quiet = name.endswith(("Live", "Ready"))
 
         async def answer(data: bytes, context: _Context) -> Message:
-            request = self._open_request(path, context)
+            metadata = _read_metadata(context)
+            request = self._open_request(path, context, metadata)
             status = 200
             try:
-                self._admit(request, context, access)
+                self._admit(request, metadata, access)
                 message = parse(kind, data)
                 with self._hold(len(data)):
                     return await self._repeat(request, partial(call, request, message))
@@ -157,14 +158,14 @@ class KServeCalls(grpc.GenericRpcHandler):
 
         return grpc.unary_unary_rpc_method_handler(answer, None, _serialize)
 
-    def _open_request(self, path: str, context: _Context) -> Request:
+    def _open_request(self, path: str, context: _Context, metadata: _Metadata) -> Request:
         """Return a request for a call, with the caller's deadline if that is earlier than the server's own.
 
         gRPC shows neither Host nor content type, and no page of a browser can call it: what admin access requires to
         protect from pages is given.
         """
         now = time.monotonic()
-        headers = [*_read_metadata(context), (b"host", b"localhost"), (b"content-type", b"application/json")]
+        headers = [*metadata, (b"host", b"localhost"), (b"content-type", b"application/json")]
         scope = {"method": "POST", "path": path, "headers": headers, "client": (_peer_address(context.peer()), 0)}
         request = Request(scope, now)
         given = request.headers.get(b"x-request-id", b"")
@@ -176,8 +177,8 @@ class KServeCalls(grpc.GenericRpcHandler):
         request.deadline = now + (timeout if left is None else min(left, timeout))
         return request
 
-    def _admit(self, request: Request, context: _Context, access: Access) -> None:
-        check_repeated(_read_metadata(context), self._client_header)
+    def _admit(self, request: Request, metadata: _Metadata, access: Access) -> None:
+        check_repeated(metadata, self._client_header)
         request.client, request.key_class = self._gate.admit(request, access)
 
     async def _repeat(self, request: Request, call: Callable[[], Awaitable[T]]) -> T:
@@ -212,9 +213,7 @@ class KServeCalls(grpc.GenericRpcHandler):
         return pb.ServerReadyResponse(ready=self._gateway.ready())
 
     async def _server_metadata(self, request: Request, message: Any) -> Message:
-        return pb.ServerMetadataResponse(
-            name="shoal", version=_version.__version__, extensions=list(repository.EXTENSIONS)
-        )
+        return _fill(pb.ServerMetadataResponse(), repository.describe_server())
 
     async def _model_ready(self, request: Request, message: Any) -> Message:
         try:
@@ -225,19 +224,19 @@ class KServeCalls(grpc.GenericRpcHandler):
 
     async def _model_metadata(self, request: Request, message: Any) -> Message:
         described = build_metadata(*await self._inference.describe(request, message.name, message.version))
-        return json_format.ParseDict(described, pb.ModelMetadataResponse())
+        return _fill(pb.ModelMetadataResponse(), described)
 
     async def _model_config(self, request: Request, message: Any) -> Message:
         described = build_config(*await self._inference.describe(request, message.name, message.version))
-        return json_format.ParseDict({"config": described}, pb.ModelConfigResponse())
+        return _fill(pb.ModelConfigResponse(), {"config": described})
 
     async def _model_statistics(self, request: Request, message: Any) -> Message:
         found = await repository.list_statistics(self._gateway, message.name, message.version)
-        return json_format.ParseDict({"model_stats": msgspec.to_builtins(found)}, pb.ModelStatisticsResponse())
+        return _fill(pb.ModelStatisticsResponse(), {"model_stats": found})
 
     async def _repository_index(self, request: Request, message: Any) -> Message:
-        entries = msgspec.to_builtins(await repository.list_index(self._gateway, ready=message.ready))
-        return json_format.ParseDict({"models": entries}, pb.RepositoryIndexResponse())
+        entries = await repository.list_index(self._gateway, ready=message.ready)
+        return _fill(pb.RepositoryIndexResponse(), {"models": entries})
 
     async def _load(self, request: Request, message: Any) -> Message:
         await repository.load_model(self._gateway, request, message.model_name, list(message.parameters))
@@ -256,9 +255,10 @@ class KServeCalls(grpc.GenericRpcHandler):
         Single responses come in the order of their requests, those of streaming models as they are generated.
         """
         path = SERVICE + "ModelStreamInfer"
-        caller = self._open_request(path, context)
+        metadata = _read_metadata(context)
+        caller = self._open_request(path, context, metadata)
         try:
-            self._admit(caller, context, "user")
+            self._admit(caller, metadata, "user")
         except Exception as error:  # as in a call with one response
             public = self._report_error(caller, error)
             log_request(caller, status_codes.status(public), quiet=False)
@@ -266,7 +266,7 @@ class KServeCalls(grpc.GenericRpcHandler):
         stream = ResponseStream(context)
         async with asyncio.TaskGroup() as tasks, aclosing(self._read_messages(messages, stream)) as received:
             async for data in received:
-                request = self._open_request(path, context)
+                request = self._open_request(path, context, metadata)
                 request.client, request.key_class = caller.client, caller.key_class
                 answering = self._answer_streamed(request, data, stream, stream.take_turn())
                 stream.running += 1
@@ -323,6 +323,11 @@ class KServeCalls(grpc.GenericRpcHandler):
             await stream.send(InferResponse(model=job.model, id=job.id, outputs=[]), final=True)
 
 
+def _fill(message: Message, content: object) -> Message:
+    """Return the message with the content that REST sends as JSON."""
+    return json_format.ParseDict(msgspec.to_builtins(content), message)
+
+
 def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
 
@@ -343,7 +348,7 @@ def _retry_metadata(error: ShoalError) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in headers.items() if name == "retry-after")
 
 
-def _read_metadata(context: _Context) -> list[tuple[bytes, bytes]]:
+def _read_metadata(context: _Context) -> _Metadata:
     """Return the metadata of a call in the form of HTTP headers."""
     pairs = context.invocation_metadata() or ()
     return [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in pairs]

@@ -61,23 +61,29 @@ class Inference:
     ) -> tuple[str, Signature]:
         """Return a model's name, and its tensors, those for `inputs` if it has several tasks; wake it if they are
         unknown."""
+        model, adapter, signature = await self._find(request, name, version, inputs)
+        return _join_name(model, adapter), signature
+
+    async def _find(
+        self, request: Request, name: str, version: str, inputs: Collection[str]
+    ) -> tuple[str, str, Signature]:
         model, adapter = resolve(self._gateway, name, version)
         card = await wake_model(self._gateway, request, self._gateway.model(model))
         if card.facts is None:
             raise card.refusal()
-        return f"{model}:{adapter}" if adapter else model, describe_model(model, card.facts, self._max_inputs, inputs)
+        return model, adapter, describe_model(model, card.facts, self._max_inputs, inputs)
 
     async def prepare(self, request: Request, call: InferRequest, *, stream: bool = False) -> Job:
         """Check a request and return its task. `stream`: whether a language model streams if the request does not
         say."""
-        name, signature = await self.describe(request, call.model, call.version, call.inputs)
+        model, adapter, signature = await self._find(request, call.model, call.version, call.inputs)
+        name = _join_name(model, adapter)
         parameters = _read_parameters(request, call)
         if not signature.decoupled:
             # Until here the request had the longer time of a generation.
             request.deadline = min(request.deadline, request.started + self._embed_timeout_s)
             outputs = select_outputs(signature, call.outputs)
             return Job(name, call.id, build_batch_task(name, signature, call, parameters, self._images), outputs)
-        model, adapter = self._gateway.resolve(name)
         return Job(name, call.id, build_generation(model, adapter, signature, call, parameters, stream=stream), set())
 
     async def infer(self, request: Request, call: InferRequest) -> InferResponse:
@@ -142,6 +148,10 @@ class AnswerPieces:
 
     def finish(self) -> list[Tensor]:
         return answer_tensors(self._generation, [self._rest], [self._reason], self.usage)
+
+
+def _join_name(model: str, adapter: str) -> str:
+    return f"{model}:{adapter}" if adapter else model
 
 
 def _read_parameters(request: Request, call: InferRequest) -> ParameterReader:

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from shoal.errors import Malformed, TooManyInputs
+from shoal.kserve.codec import MAX_DIMENSIONS
+from shoal.surfaces.kserve.wire import MAX_PARAMETERS, MAX_TENSORS, MAX_VALUES
 
 SMALL = 4_096
 """Bytes of a message that is parsed unchecked: in at most ten milliseconds."""
@@ -20,14 +22,16 @@ MAX_OTHER_BYTES = 65_536
 MAX_FIELDS = 8_192
 """Fields of a request and of its tensors, visited in about ten milliseconds; a typed text is a field."""
 
-MAX_VALUES = 262_144
-"""Numbers in typed contents of a request."""
-
 _PARAMETERS, _INPUTS, _OUTPUTS, _RAW = 4, 5, 6, 7
-_REQUEST: Mapping[int, int] = {_PARAMETERS: 256, _INPUTS: 64, _OUTPUTS: 64, _RAW: 64}
+_REQUEST: Mapping[int, int] = {
+    _PARAMETERS: MAX_PARAMETERS,
+    _INPUTS: MAX_TENSORS,
+    _OUTPUTS: MAX_TENSORS,
+    _RAW: MAX_TENSORS,
+}
 _SHAPE, _TENSOR_PARAMETERS, _CONTENTS = 3, 4, 5
-_TENSOR: Mapping[int, int] = {_SHAPE: 8, _TENSOR_PARAMETERS: 16, _CONTENTS: 1}
-_MAX_SHAPE_BYTES = 80
+_TENSOR: Mapping[int, int] = {_SHAPE: MAX_DIMENSIONS, _TENSOR_PARAMETERS: 16, _CONTENTS: 1}
+_MAX_SHAPE_BYTES = 10 * MAX_DIMENSIONS
 _FLOATS, _DOUBLES, _TEXTS = 6, 7, 8
 _ELEMENTS: Mapping[int, int] = dict.fromkeys(range(1, _TEXTS + 1), MAX_FIELDS)
 _WIDTHS: Mapping[int, int] = {_FLOATS: 4, _DOUBLES: 8}
@@ -67,7 +71,7 @@ class _RequestCheck:
     def _check_tensor(self, tensor: _Field) -> None:
         for field in self._visit(tensor.start, tensor.stop, _TENSOR):
             if field.number == _SHAPE and field.stop - field.start > _MAX_SHAPE_BYTES:
-                raise TooManyInputs("a tensor has too many dimensions: send at most 8", param="inputs")
+                raise TooManyInputs(f"a tensor has too many dimensions: send at most {MAX_DIMENSIONS}", param="inputs")
             if field.number == _CONTENTS and field.is_nested:
                 for each in self._visit(field.start, field.stop, _ELEMENTS):
                     self._count_values(each)

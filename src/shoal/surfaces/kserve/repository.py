@@ -1,4 +1,4 @@
-"""The states of models in Triton's repository index, for REST and gRPC alike; loading and unloading."""
+"""The server and its models, for REST and gRPC alike: names, states, statistics, loading and unloading."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from shoal import _version
 from shoal.errors import ModelNotFound, Unsupported
 from shoal.http.request import Request
 from shoal.surfaces.kserve import wire
-from shoal.surfaces.kserve.signature import VERSION
+from shoal.surfaces.kserve.signature import PLATFORM, VERSION
 from shoal.surfaces.shared import model_jobs
 from shoal.surfaces.shared.listing import list_all_entries
 from shoal.types import ModelStats
@@ -29,6 +30,10 @@ EXTENSIONS = (
     "schedule_policy",
     "statistics",
 )
+
+
+def describe_server() -> wire.ServerMetadata:
+    return wire.ServerMetadata(name=PLATFORM, version=_version.__version__, extensions=list(EXTENSIONS))
 
 
 async def list_index(gateway: Gateway, *, ready: bool) -> list[wire.IndexEntry]:

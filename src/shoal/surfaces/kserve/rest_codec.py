@@ -34,14 +34,13 @@ _ENCODE = msgspec.json.Encoder()
 _SLICE = 65_536
 """Numbers encoded at once, in about 2 ms."""
 
-MAX_VALUES = 262_144
-"""Objects, lists and commas of a body: so much JSON becomes arrays in about 50 ms."""
-
 
 async def check_json(body: memoryview) -> None:
     """Raise TooManyInputs for JSON with too many values."""
-    if len(body) > LARGE and await count_pieces_async(body, MAX_VALUES) > MAX_VALUES:
-        raise TooManyInputs(f"the body has more than {MAX_VALUES} values: send large tensors in binary, or split it")
+    if len(body) > LARGE and await count_pieces_async(body, wire.MAX_VALUES) > wire.MAX_VALUES:
+        raise TooManyInputs(
+            f"the body has more than {wire.MAX_VALUES} values: send large tensors in binary, or split it"
+        )
 
 
 class OutputForm(NamedTuple):
@@ -60,8 +59,10 @@ class InferDecoder:
     def __init__(self, max_inputs: int) -> None:
         self._decode = Decoder(wire.InferBody, "kserve", max_inputs)
 
-    async def decode(self, body: bytes, json_length: bytes | None) -> tuple[InferRequest, OutputForm]:
-        """Return a request without its model, and the form of its outputs. `json_length`: the header's value.
+    async def decode(
+        self, model: str, version: str, body: bytes, json_length: bytes | None
+    ) -> tuple[InferRequest, OutputForm]:
+        """Return a request to a model, and the form of its outputs. `json_length`: the header's value.
 
         Raises RequestErrors that name the tensor.
         """
@@ -74,8 +75,15 @@ class InferDecoder:
         blobs = _Blobs(body, end)
         inputs = collect_inputs([_read_input(each, blobs) for each in payload.inputs])
         blobs.finish()
-        outputs = [each.name for each in payload.outputs]
-        return InferRequest(model="", id=payload.id, parameters=parameters, inputs=inputs, outputs=outputs), form
+        call = InferRequest(
+            model=model,
+            version=version,
+            id=payload.id,
+            parameters=parameters,
+            inputs=inputs,
+            outputs=[each.name for each in payload.outputs],
+        )
+        return call, form
 
 
 def _parse_json_length(header: bytes | None, size: int) -> int:

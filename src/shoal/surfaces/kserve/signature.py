@@ -13,6 +13,7 @@ import msgspec
 
 from shoal.core.protocols import ModelFacts
 from shoal.errors import Unsupported
+from shoal.surfaces.kserve import wire
 
 PLATFORM = "shoal"
 VERSION = "1"
@@ -105,20 +106,22 @@ def _text_and_image(facts: ModelFacts) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(each, "BYTES", (1,), several) for each in names)
 
 
-def build_metadata(name: str, signature: Signature) -> dict[str, Any]:
-    """Return the ModelMetadataResponse, as JSON has it. Shapes begin with the batch axis, if there is one."""
+def build_metadata(name: str, signature: Signature) -> wire.ModelMetadata:
+    """Return a model's metadata. Shapes begin with the batch axis, if there is one."""
     batch = [-1] if signature.max_batch_size else []
 
-    def describe(tensors: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
-        return [{"name": each.name, "datatype": each.datatype, "shape": [*batch, *each.dims]} for each in tensors]
+    def describe(tensors: tuple[TensorSpec, ...]) -> list[wire.TensorMetadata]:
+        return [
+            wire.TensorMetadata(name=each.name, datatype=each.datatype, shape=[*batch, *each.dims]) for each in tensors
+        ]
 
-    return {
-        "name": name,
-        "versions": [VERSION],
-        "platform": PLATFORM,
-        "inputs": describe(signature.inputs),
-        "outputs": describe(signature.outputs),
-    }
+    return wire.ModelMetadata(
+        name=name,
+        versions=[VERSION],
+        platform=PLATFORM,
+        inputs=describe(signature.inputs),
+        outputs=describe(signature.outputs),
+    )
 
 
 def build_config(name: str, signature: Signature) -> dict[str, Any]:

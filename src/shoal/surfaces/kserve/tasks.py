@@ -9,6 +9,7 @@ from shoal.errors import EmptyInput, InvalidValue, Unsupported, WrongType
 from shoal.http.fetching.inline import Link, parse_image
 from shoal.http.images import ImageReader
 from shoal.http.json.extras import check_pieces
+from shoal.kserve import codec
 from shoal.surfaces.kserve import signature as names
 from shoal.surfaces.kserve.signature import Signature
 from shoal.surfaces.kserve.tensors import InferRequest, Inputs, ParameterReader, Tensor, select_outputs
@@ -16,7 +17,6 @@ from shoal.surfaces.shared.sampling import to_guide, to_sampling
 from shoal.surfaces.shared.truncation import parse_truncation
 from shoal.surfaces.shared.wire_sampling import SamplingFields, StructuredOutputs
 from shoal.types import (
-    Array,
     BatchTask,
     Classify,
     Embed,
@@ -247,17 +247,11 @@ def answer_tensors(generation: Generation, texts: list[str], reasons: list[str],
     without a usage, which the last one has, the former are 0 and the latter are absent.
     """
     made = [
-        Tensor(names.ANSWER, "BYTES", _to_objects([generation.prefix + text for text in texts])),
-        Tensor(names.REASON, "BYTES", _to_objects(reasons)),
+        Tensor(names.ANSWER, "BYTES", codec.to_objects([generation.prefix + text for text in texts], (len(texts),))),
+        Tensor(names.REASON, "BYTES", codec.to_objects(reasons, (len(reasons),))),
     ]
     if usage is not None:
         made.append(Tensor(names.PROMPT_TOKENS, "UINT32", np.array([usage.prompt_tokens], np.uint32)))
     generated = 0 if usage is None else usage.completion_tokens
     made.append(Tensor(names.TOKENS, "UINT32", np.array([generated], np.uint32)))
     return [each for each in made if each.name in generation.outputs]
-
-
-def _to_objects(texts: list[str]) -> Array:
-    array = np.empty(len(texts), dtype=object)
-    array[:] = texts
-    return array

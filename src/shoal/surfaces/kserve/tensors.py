@@ -70,9 +70,7 @@ def decode_json(datatype: str, shape: tuple[int, ...], data: list[Any]) -> Array
     if dtype is None:
         if not kinds <= {str}:
             raise codec.InvalidTensor("the elements must be strings")
-        array = np.empty(size, dtype=object)
-        array[:] = [each.encode() for each in flat]
-        return array.reshape(shape)
+        return codec.to_objects([each.encode() for each in flat], shape)
     if not kinds <= _JSON_TYPES[dtype.kind]:
         raise codec.InvalidTensor(f"there are elements that are not {datatype}")
     try:

@@ -7,8 +7,13 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from shoal.kserve.codec import MAX_DIMENSIONS
+from shoal.types import ModelStats
+
 MAX_TENSORS = 64
 MAX_PARAMETERS = 256
+MAX_VALUES = 262_144
+"""Values of a request in JSON, or numbers in typed contents: so many become arrays in about 50 ms."""
 
 Parameters = Annotated[
     dict[str, bool | int | float | str],
@@ -25,7 +30,7 @@ class InputTensor(msgspec.Struct, kw_only=True):
     """A tensor, in JSON (`data`) or in the binary part of the body (the parameter `binary_data_size`)."""
 
     name: str
-    shape: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=8)]
+    shape: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=MAX_DIMENSIONS)]
     datatype: Annotated[str, Meta(examples=["BYTES", "INT64"])]
     parameters: dict[str, bool | int | float | str] = {}
     data: Annotated[list[Any] | None, Meta(description="The elements, nested or flat, in row-major order.")] = None
@@ -109,6 +114,10 @@ class IndexEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     version: str = ""
     state: Annotated[str, Meta(examples=["READY", "LOADING", "UNAVAILABLE"])] = ""
     reason: str = ""
+
+
+class Statistics(msgspec.Struct, kw_only=True):
+    model_stats: list[ModelStats]
 
 
 class LoadBody(msgspec.Struct, kw_only=True):
