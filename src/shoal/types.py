@@ -447,7 +447,7 @@ def pack(value: msgspec.Struct) -> bytes:
 
 def unpack(data: bytes, kind: type[W]) -> W:
     """Decode what `pack` made. Raises msgspec.ValidationError when the bytes are not a `kind`."""
-    value = msgpack_decoder(kind, dec_hook=_decode_array).decode(data)
+    value = msgpack_decoder(kind, dec_hook=decode_array).decode(data)
     return _convert_fields(value, _BYTES.decode) if isinstance(value, Generate) else value
 
 
@@ -461,18 +461,20 @@ def _convert_fields(task: G, convert: Callable[[msgspec.Raw], bytes]) -> G:
     return msgspec.structs.replace(task, raw=raw, extras=convert_all(task.extras))
 
 
-def _encode_array(value: object) -> object:
+def encode_array(value: object) -> object:
+    """Encode an array for msgspec, as its `enc_hook`."""
     if isinstance(value, np.ndarray):
         return (value.dtype.str, value.shape, value.tobytes())
     raise NotImplementedError(f"{type(value).__name__} has no wire form")
 
 
-def _decode_array(kind: type, value: Any) -> Any:
+def decode_array(kind: type, value: Any) -> Any:
+    """Decode an array, read-only, as the `dec_hook` of msgspec."""
     if getattr(kind, "__origin__", kind) is np.ndarray:
         dtype, shape, data = value
         return np.frombuffer(data, dtype=dtype).reshape(shape)
     raise NotImplementedError(f"{kind} has no wire form")
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=encode_array)
 _BYTES = msgpack_decoder(bytes)

@@ -50,9 +50,10 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "http": LEAVES | {"core"},
     "surfaces": LEAVES | {"core", "http", "kserve"},
     "web": LEAVES | {"core", "http"},
+    "workers": LEAVES | {"core", "http"},
     "bench": LEAVES,
     "cli": LEAVES
-    | {"app", "bench", "config", "core", "models", "observability", "python", "server"}
+    | {"app", "bench", "config", "core", "models", "observability", "python", "server", "workers"}
     | {"backends.parse_address", "backends.parse_served"}
     # `shoal pull` prepares local models; `shoal triton` runs a process, and no engine.
     | {"backends.local.open", "backends.triton.open"}

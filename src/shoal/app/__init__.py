@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from shoal.app.discovery import Discovery, offers_all
 from shoal.app.loader import ModelLoader
 from shoal.app.resources import ModelResources, RunningLanes
+from shoal.app.surfaces import build_application, open_image_reader
 from shoal.backends import BACKENDS, FILE_BACKENDS, backend_class, backend_for_scheme, parse_served
 from shoal.cache import RowCaches
 from shoal.config import LoadedConfig
-from shoal.config.settings import Settings
 from shoal.core.gateway import Gateway
 from shoal.core.lifecycle.lifecycle import Job, Lifecycle
 from shoal.core.protocols import ReplicaStatus, Replicated, Statistics
@@ -24,9 +24,6 @@ from shoal.core.registry import Registry
 from shoal.core.statistics import Counts
 from shoal.core.threads import Threads, usable_cores
 from shoal.errors import ShoalError
-from shoal.http.fetching.allowed import FetchPolicy
-from shoal.http.fetching.fetcher import Fetcher
-from shoal.http.openapi import OpenApi
 from shoal.models.address import ServedModel
 from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_MODEL
@@ -34,9 +31,8 @@ from shoal.observability.foreign_metrics import ForeignMetrics, ProxyMetrics, Te
 from shoal.observability.metrics import PrometheusObserver, measure_loop_lag
 from shoal.server.garbage_collection import keep_frozen
 from shoal.server.memory_allocation import keep_freed_memory
-from shoal.surfaces import Application, ImageReader, Options, build_app, build_surfaces
+from shoal.surfaces import Application, Options
 from shoal.types import ModelStats
-from shoal.web import Pages
 
 if TYPE_CHECKING:
     from grpc import GenericRpcHandler
@@ -87,42 +83,37 @@ class App(RunningModels):
 
 
 @asynccontextmanager
-async def open_app(loaded: LoadedConfig, served: Sequence[str], progress: Progress | None = None) -> AsyncIterator[App]:
+async def open_app(
+    loaded: LoadedConfig,
+    served: Sequence[str],
+    progress: Progress | None = None,
+    other_pids: Callable[[], Iterable[int]] = tuple,
+) -> AsyncIterator[App]:
     """Start serving these addresses over HTTP. As `open_models` otherwise."""
     keep_freed_memory()
     async with AsyncExitStack() as stack:
-        running = await stack.enter_async_context(open_models(loaded, served, progress))
+        running = await stack.enter_async_context(open_models(loaded, served, progress, other_pids))
         gateway, observer = running.gateway, running.observer
         await stack.enter_async_context(measure_loop_lag(observer.record_lag))
         await stack.enter_async_context(keep_frozen(lambda: tuple(_list_states(gateway.registry))))
         asking = asyncio.create_task(_poll_statistics(gateway.registry, observer), name="statistics")
         stack.push_async_callback(_cancel, asking)
-        options = Options.from_settings(
-            loaded.settings,
-            running.metrics,
-            await _open_image_reader(stack, loaded.settings),
-            {scheme for schemes in BACKENDS.values() for scheme in schemes},
-        )
-        surfaces = build_surfaces(options)
-        front = build_app(gateway, [*surfaces, OpenApi(surfaces), Pages()], options)
+        reader = await open_image_reader(stack, loaded.settings)
+        front, options = build_application(gateway, loaded.settings, running.metrics, reader)
         yield App(gateway, observer, running.loading, running.first_checks, running.foreign, front, options)
-
-
-async def _open_image_reader(stack: AsyncExitStack, settings: Settings) -> ImageReader:
-    max_bytes = settings.image_max_mb * 2**20
-    fetcher = Fetcher(FetchPolicy.parse(settings.image_hosts), max_bytes=max_bytes, seconds=settings.image_seconds)
-    stack.push_async_callback(fetcher.aclose)
-    return ImageReader(fetcher, max_bytes=max_bytes)
 
 
 @asynccontextmanager
 async def open_models(
-    loaded: LoadedConfig, served: Sequence[str], progress: Progress | None = None
+    loaded: LoadedConfig,
+    served: Sequence[str],
+    progress: Progress | None = None,
+    other_pids: Callable[[], Iterable[int]] = tuple,
 ) -> AsyncIterator[RunningModels]:
     """Load the models at these addresses (none: the default model, unless `default_model` is off); on leaving,
     everything is closed, and what runs on other servers is left there.
 
-    `progress` sees downloads and conversions, from threads.
+    `progress` sees downloads and conversions, from threads. `other_pids`: processes that belong to this server.
     Raises AddressError and ConfigError for what can be seen without loading a model.
     """
     settings = loaded.settings
@@ -132,6 +123,7 @@ async def open_models(
         queues=queues.lengths,
         caches=caches.counts,
         replicas=lambda: _list_replicas(registry),
+        other_pids=other_pids,
     )
     foreign: list[ForeignMetrics] = [TeiMetrics(observer, queues.lengths)] if settings.tei_metrics else []
     if settings.proxy_metrics:

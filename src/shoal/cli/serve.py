@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import logging
 import socket
+import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,7 +31,10 @@ if TYPE_CHECKING:
 POLL_INTERVAL_S = 0.5
 """Interval at which to check whether models are merely waiting. The banner waits for models that are still loading."""
 
-_log = logging.getLogger("shoal")
+CORES_PER_FRONT = 4
+"""With `workers` 0, one front for this many cores: the others compute."""
+
+log = logging.getLogger("shoal")
 
 
 @with_settings()
@@ -47,7 +53,6 @@ def serve(
     """Serve models over HTTP."""
     import uvloop
 
-    from shoal.observability import logs
     from shoal.server import bind
     from shoal.server.listener import raise_descriptor_limit
 
@@ -57,25 +62,69 @@ def serve(
         parse_served(address)
     raise_descriptor_limit()
     with contextlib.ExitStack() as stack:
+        workers = _count_workers(settings.workers)
+        if workers > 1:
+            raise typer.Exit(_serve_by_workers(stack, loaded, workers))
         sockets = [stack.enter_context(one) for one in bind(settings.host, settings.port)]
-        as_json = stack.enter_context(
-            logs.configure(settings.log_level, settings.log_format, access=settings.access_log)
-        )
-        port = sockets[0].getsockname()[1]
-        _log.info("listening on %s, loading models", browser_url(settings.host, port))
+        as_json = stack.enter_context(_configure_logs(settings))
+        _report_listening(settings, sockets)
         # Imported late: a port in use or a wrong setting is reported before the slow imports.
         from shoal.app import open_app
         from shoal.cli.progress import TerminalProgress
 
-        progress = stack.enter_context(TerminalProgress(log=_log))
+        progress = stack.enter_context(TerminalProgress(log=log))
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         try:
             runner.run(_serve(open_app(loaded, loaded.served, progress), loaded, sockets))
         except ShoalError as error:
             if not as_json:
                 raise
-            _log.error("%s", error.message)  # readers of the log expect no plain text after it
+            log.error("%s", error.message)  # readers of the log expect no plain text after it
             raise typer.Exit(exit_code(error)) from None
+
+
+def _count_workers(setting: int) -> int:
+    """Return the number of front processes; 1 means none beside the process that has the models."""
+    from shoal.core.threads import usable_cores
+
+    return setting or max(1, usable_cores() // CORES_PER_FRONT)
+
+
+def _configure_logs(settings: Settings) -> AbstractContextManager[bool]:
+    from shoal.observability import logs
+
+    return logs.configure(settings.log_level, settings.log_format, access=settings.access_log)
+
+
+def _report_listening(settings: Settings, sockets: Sequence[socket.socket]) -> None:
+    log.info("listening on %s, loading models", browser_url(settings.host, sockets[0].getsockname()[1]))
+
+
+def _serve_by_workers(stack: contextlib.ExitStack, loaded: LoadedConfig, workers: int) -> int:
+    """Serve with several processes, and return the exit code."""
+    from shoal.cli._processes import describe_programs
+    from shoal.server import bind_shared, stop_signals
+    from shoal.workers.supervisor import Supervisor
+
+    settings = loaded.settings
+    fronts = bind_shared(settings.host, settings.port, workers)
+    for each in fronts:
+        for one in each:
+            stack.enter_context(one)
+    stack.enter_context(_configure_logs(settings))
+    _report_listening(settings, fronts[0])
+    path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-"))) / "models"  # only this user opens it
+    listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+    listener.bind(str(path))
+    listener.listen(workers)
+    programs = describe_programs(loaded, path, listener, fronts)
+
+    async def run() -> int:
+        stop = asyncio.Event()
+        with stop_signals(stop):
+            return await Supervisor(*programs, settings.drain_delay_s + settings.drain_timeout_s).run(stop)
+
+    return asyncio.run(run())  # asyncio's own event loop starts processes safely, and this one has no requests
 
 
 async def _serve(
@@ -86,7 +135,7 @@ async def _serve(
 
     settings, stop = loaded.settings, asyncio.Event()
     with stop_signals(stop):
-        grpc_server = _bind_grpc(settings)
+        grpc_server = bind_grpc(settings)
         async with grpc_server or contextlib.nullcontext(), opening as app:
             if grpc_server is not None:
                 await grpc_server.start(app.build_grpc_calls())
@@ -99,8 +148,8 @@ async def _serve(
                 drain_idle_s=settings.drain_idle_s,
                 stop_others=[grpc_server.stop] if grpc_server is not None else [],
             )
-            loading = asyncio.create_task(_announce(app, loaded, sockets[0].getsockname()[1]))
-            loading.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
+            loading = asyncio.create_task(announce_models(app, loaded, sockets[0].getsockname()[1]))
+            loading.add_done_callback(partial(stop_after_failure, stop))
             try:
                 await server.run(app.gateway, stop)
             finally:
@@ -109,7 +158,13 @@ async def _serve(
                 await loading
 
 
-def _bind_grpc(settings: Settings) -> GrpcServer | None:
+def stop_after_failure(stop: asyncio.Event, loading: asyncio.Task[None]) -> None:
+    """Stop the server if `loading` ended with an error."""
+    if not loading.cancelled() and loading.exception():
+        stop.set()
+
+
+def bind_grpc(settings: Settings) -> GrpcServer | None:
     if settings.grpc_port is None and settings.grpc_socket is None:
         return None
     from shoal.server.grpc_server import GrpcServer
@@ -122,13 +177,13 @@ def _bind_grpc(settings: Settings) -> GrpcServer | None:
         max_calls=settings.max_queue_items,
     )
     if made.port is not None:
-        _log.info("listening for gRPC on %s port %d", settings.host, made.port)
+        log.info("listening for gRPC on %s port %d", settings.host, made.port)
     if settings.grpc_socket is not None:
-        _log.info("listening for gRPC on %s", settings.grpc_socket)
+        log.info("listening for gRPC on %s", settings.grpc_socket)
     return made
 
 
-async def _announce(app: App, loaded: LoadedConfig, port: int) -> None:
+async def announce_models(app: App, loaded: LoadedConfig, port: int) -> None:
     """Announce the served models once they are known. Raises SetupError if models were named and all of them failed.
 
     Naming no model is not a failure, because clients load what they need. Neither is a model that waits for its server:
@@ -142,7 +197,7 @@ async def _announce(app: App, loaded: LoadedConfig, port: int) -> None:
             waiting = _find_waiting(app.gateway.models())
             if waiting and not loading.done():
                 for card in waiting:
-                    _log.warning("%s is not served yet: %s", card.name, card.note)
+                    log.warning("%s is not served yet: %s", card.name, card.note)
                 _report_models(app, loaded.settings, port, logged_failures)
                 await loading
     finally:
@@ -169,9 +224,9 @@ def _report_models(app: App, settings: Settings, port: int, logged_failures: set
     for card in failed:
         if card.name not in logged_failures:
             logged_failures.add(card.name)
-            _log.error("%s cannot be served: %s", card.name, card.error)
+            log.error("%s cannot be served: %s", card.name, card.error)
     for place, reason in app.gateway.pending_sources.items():
-        _log.warning("%s is not ready yet: %s", place, reason)
+        log.warning("%s is not ready yet: %s", place, reason)
     announce(settings, port, cards)
 
 
@@ -182,7 +237,7 @@ def _warn_unused_tables(tables: Mapping[str, ModelTable], names: Sequence[str]) 
     """
     for name, table in tables.items():
         if names and name not in names and not table.backends:
-            _log.warning(
+            log.warning(
                 '[models."%s"] has no backends and matches no served model (%s): it applies once a model of that name '
                 "is loaded",
                 name,

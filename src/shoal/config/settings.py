@@ -90,6 +90,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     grpc_socket: Annotated[
         str | None, _server("Unix socket for KServe v2 over gRPC; only this user can open it.", path=True)
     ] = None
+    workers: Annotated[
+        int,
+        Meta(ge=0, le=256),
+        _server(
+            "Processes that speak HTTP, before one that has the models. 1: one process does both; 0: one for every "
+            "4 cores."
+        ),
+    ] = 1
     insecure: Annotated[bool, _server("Allow serving other machines without an API key.")] = False
     api_key: Annotated[
         tuple[Key, ...], _server("Key that clients must send as `Authorization: Bearer`; repeatable.", secret=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import count
@@ -197,6 +197,11 @@ class Registry:
         self._unloaded |= dict.fromkeys((model.name, *model.aliases), model.name)
         for name in list(self._unloaded)[:-_MOST_UNLOADED]:
             del self._unloaded[name]
+
+    @property
+    def unloaded(self) -> Mapping[str, str]:
+        """Names and aliases of unloaded models, each with the name of its model."""
+        return self._unloaded
 
     def unloaded_names(self) -> set[str]:
         """Return the models that were unloaded and not deleted since."""

@@ -23,6 +23,7 @@ from shoal.http.auth import Gate
 from shoal.http.body import Receive, check_head, has_unread_body, linger, read_body
 from shoal.http.cors import Cors
 from shoal.http.disconnect import DisconnectWatch
+from shoal.http.hand_over import Forward, HandOver, is_for_models
 from shoal.http.headers import check_headers
 from shoal.http.operation import DocumentedOperation
 from shoal.http.redaction import log_bug, to_public_error
@@ -48,21 +49,25 @@ _CLOSING_STATUSES = {
 }  # the body was late or its sender left: the next bytes on this connection are not a new request
 
 
-def build_app(gateway: Gateway, surfaces: Sequence[Surface], options: Options) -> Application:
+def build_app(
+    gateway: Gateway, surfaces: Sequence[Surface], options: Options, forward: Forward | None = None
+) -> Application:
     """Build the ASGI application of these surfaces. The first surface renders the errors of unknown paths.
 
     Raises ValueError when two surfaces claim the same method of a path.
     """
-    return Application(gateway, Routes(surfaces, gateway), options)
+    return Application(gateway, Routes(surfaces, gateway), options, forward)
 
 
 class Application:
-    """The ASGI application. `routes` is the table of all its routes."""
+    """The ASGI application. `routes` is the table of all its routes. `forward`: hands requests over to the process that
+    has the models, if that is another one."""
 
-    def __init__(self, gateway: Gateway, routes: Routes, options: Options) -> None:
+    def __init__(self, gateway: Gateway, routes: Routes, options: Options, forward: Forward | None = None) -> None:
         self._gateway = gateway
         self._options = options
         self.routes = routes
+        self._forward = forward
         self._gate = Gate(options)
         self._cors = Cors(options.cors_origins)
         self._client_header = options.client_header.lower().encode()
@@ -93,7 +98,8 @@ class Application:
             timeout = choose_timeout(request.headers[b"x-request-timeout"], timeout)
         request.deadline = request.started + timeout
         status = await self._respond(request, found, receive, send)
-        log_request(request, status, quiet=isinstance(found, Route) and found.operation.quiet)
+        if not request.is_forwarded:
+            log_request(request, status, quiet=isinstance(found, Route) and found.operation.quiet)
 
     async def _respond(self, request: Request, found: Route | Miss, receive: Receive, send: Send) -> int:
         exchange = request.exchange
@@ -103,17 +109,24 @@ class Application:
                     request, self.routes.allowed_methods(request.path)
                 ) or self._render_miss(found)
             else:
-                with DisconnectWatch(receive, self._options.body_timeout_s, exchange) as watch:
-                    await self._admit(request, found, receive, watch)
-                    if exchange is None:
-                        watch.start()
-                    try:
-                        reply = await found.operation.endpoint(request)
-                    except ModelNotReady as error:
-                        endpoint = partial(found.operation.endpoint, request)
-                        reply = await repeat_until_answered(self._gateway, request.deadline, endpoint, error)
-                    if not isinstance(reply.body, bytes | list):
-                        return await self._stream(request, reply, reply.body, watch, send)
+                try:
+                    if self._forward is not None and is_for_models(found.operation):
+                        raise HandOver
+                    with DisconnectWatch(receive, self._options.body_timeout_s, exchange) as watch:
+                        await self._admit(request, found, receive, watch)
+                        if exchange is None:
+                            watch.start()
+                        try:
+                            reply = await found.operation.endpoint(request)
+                        except ModelNotReady as error:
+                            endpoint = partial(found.operation.endpoint, request)
+                            reply = await repeat_until_answered(self._gateway, request.deadline, endpoint, error)
+                        if not isinstance(reply.body, bytes | list):
+                            return await self._stream(request, reply, reply.body, watch, send)
+                except HandOver:
+                    if self._forward is None:
+                        raise
+                    return await self._forward(request, receive, send)
         except Exception as error:  # a bug anywhere below must become an error reply in the client's dialect
             if request.has_response:
                 return _abort_stream(request, error)

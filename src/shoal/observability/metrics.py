@@ -11,13 +11,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, PlatformCollector, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from shoal.core.protocols import BatchReport, CacheCounts, GenerationReport, Observer, ReplicaStatus
 from shoal.observability import upstream
 from shoal.observability.instruments import Count, Family, Histogram, gauge, observe_all
+from shoal.observability.process_totals import ProcessTotals
 from shoal.types import ModelStats, Result, TaskKind, TrafficClass
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -176,7 +177,8 @@ class PrometheusObserver(Observer, Collector):
 
     Called at scrape time: `models` returns (name, state) of every served model, from memory and without raising;
     `queues` the current (model, items, tokens) of each queue; `caches` the counts of each model that has a cache;
-    `replicas` (model, status) of every replica.
+    `replicas` (model, status) of every replica; `other_pids` the processes that serve beside this one, whose use of the
+    machine is added to its own.
     """
 
     def __init__(
@@ -185,6 +187,7 @@ class PrometheusObserver(Observer, Collector):
         queues: Callable[[], Iterable[tuple[str, int, int]]] = tuple,
         caches: Callable[[], Mapping[str, CacheCounts]] = dict,
         replicas: Callable[[], Iterable[tuple[str, ReplicaStatus]]] = tuple,
+        other_pids: Callable[[], Iterable[int]] = tuple,
     ) -> None:
         self._families = _Families()
         self._requests: dict[tuple[str, str], _Requests] = {}
@@ -199,7 +202,7 @@ class PrometheusObserver(Observer, Collector):
         self._lag = self._families.lag.child()
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+        self._registry.register(ProcessTotals(other_pids))
         PlatformCollector(registry=self._registry)
 
     def record_backends(self, stats: Sequence[tuple[str, int, ModelStats]]) -> None:

@@ -87,9 +87,22 @@ def bind(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def _listen(family: int, address: tuple[Any, ...]) -> socket.socket:
+def bind_shared(host: str, port: int, count: int) -> list[list[socket.socket]]:
+    """Listen on every address of `host` with `count` sets of sockets, among which the system divides new connections.
+    Raises as `bind` does."""
+    alone = bind(host, port)  # fails if another server uses the port; shared sockets of the same user would not
+    places = [(one.family, one.getsockname()) for one in alone]
+    for one in alone:
+        one.close()
+    try:
+        return [[_listen(family, place, shared=True) for family, place in places] for _ in range(count)]
+    except OSError as error:
+        raise SetupError(_describe_bind_error(error, host, port)) from None
+
+
+def _listen(family: int, address: tuple[Any, ...], *, shared: bool = False) -> socket.socket:
     # Listens at once: Linux lets two sockets with SO_REUSEADDR bind the same port as long as neither listens.
-    listener = socket.create_server(address, family=family, backlog=BACKLOG)
+    listener = socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=shared)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
     listener.setblocking(False)
     return listener
@@ -106,15 +119,18 @@ def _describe_bind_error(error: OSError, host: str, port: int) -> str:
 
 
 @contextlib.contextmanager
-def stop_signals(stop: asyncio.Event) -> Iterator[None]:
-    """Within the block, the first SIGTERM or SIGINT sets `stop`; the next exits at once with 128 + its number."""
+def stop_signals(stop: asyncio.Event, *, quiet: bool = False) -> Iterator[None]:
+    """Within the block, the first SIGTERM or SIGINT sets `stop`; the next exits at once with 128 + its number.
+    `quiet`: say nothing, since another process does."""
     loop = asyncio.get_running_loop()
 
     def on_signal(number: signal.Signals) -> None:
         if stop.is_set():
-            os.write(2, b"stopped at once; requests in flight were dropped\n")
+            if not quiet:
+                os.write(2, b"stopped at once; requests in flight were dropped\n")
             os._exit(128 + number)
-        _log.info("%s: finishing requests in flight; send it again to stop at once", number.name)
+        if not quiet:
+            _log.info("%s: finishing requests in flight; send it again to stop at once", number.name)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

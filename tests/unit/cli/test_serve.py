@@ -51,7 +51,7 @@ def announcements(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def start_announcing(fake_app: FakeApp, **tables: ModelTable) -> asyncio.Task[None]:
     loaded = LoadedConfig(Settings(), {}, models=tables)
-    return asyncio.create_task(serve._announce(cast(Any, fake_app), loaded, 80))
+    return asyncio.create_task(serve.announce_models(cast(Any, fake_app), loaded, 80))
 
 
 async def let_command_poll() -> None:

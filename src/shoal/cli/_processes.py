@@ -1,0 +1,158 @@
+"""The processes of `shoal serve --workers`: `python -m shoal.cli._processes ROLE ...`, started by the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shoal.cli._errors import exit_code, say
+from shoal.config import LoadedConfig
+from shoal.errors import ShoalError
+from shoal.workers.supervisor import SETUP_FAILED, Program
+
+if TYPE_CHECKING:
+    from shoal.server.grpc_server import GrpcServer
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What a process is started with. `path`: the Unix socket of the model process. `port`: where the fronts listen."""
+
+    loaded: LoadedConfig
+    path: str
+    port: int
+    parent: int
+
+
+def describe_programs(
+    loaded: LoadedConfig, path: Path, listener: socket.socket, fronts: Sequence[Sequence[socket.socket]]
+) -> tuple[Program, list[Program]]:
+    """Return the model process, which accepts the fronts from `listener` at `path`, and a front for each of the sets of
+    sockets."""
+    port = fronts[0][0].getsockname()[1]
+    payload = pickle.dumps(Setup(loaded, str(path), port, os.getpid()))
+    descriptors = [[listener.fileno()], *([one.fileno() for one in sockets] for sockets in fronts)]
+    models, *rest = (
+        Program(
+            name="the model process" if not number else f"front process {number}",
+            module=__name__,
+            arguments=["front" if number else "models", *map(str, files)],
+            payload=payload,
+            files=files,
+        )
+        for number, files in enumerate(descriptors)
+    )
+    return models, rest
+
+
+def main(role: str, *descriptors: str) -> None:
+    """Run one of the processes."""
+    import uvloop
+
+    from shoal.observability import logs
+    from shoal.server.listener import raise_descriptor_limit
+
+    setup: Setup = pickle.loads(sys.stdin.buffer.read())
+    _end_with_parent(setup.parent)
+    raise_descriptor_limit()
+    sockets = [socket.socket(fileno=int(each)) for each in descriptors]
+    for one in sockets:
+        one.setblocking(False)
+    settings = setup.loaded.settings
+    with (
+        logs.configure(settings.log_level, settings.log_format, access=settings.access_log) as as_json,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(_serve_front(setup, sockets) if role == "front" else _serve_models(setup, sockets[0], as_json))
+
+
+def _end_with_parent(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        raise SystemExit("the supervisor has ended")
+
+
+async def _serve_front(setup: Setup, sockets: Sequence[socket.socket]) -> None:
+    from shoal.app.front import open_front
+    from shoal.server import HttpServer, stop_signals
+
+    settings, stop = setup.loaded.settings, asyncio.Event()
+    with stop_signals(stop, quiet=True):
+        async with open_front(setup.loaded, setup.path) as front:
+            server = HttpServer(
+                front.asgi,
+                sockets,
+                front.asgi.render_error,
+                drain_delay_s=settings.drain_delay_s,
+                drain_timeout_s=settings.drain_timeout_s,
+                drain_idle_s=settings.drain_idle_s,
+            )
+            await server.run(front.gateway, stop)
+
+
+async def _serve_models(setup: Setup, listener: socket.socket, as_json: bool) -> None:
+    from shoal.app import open_app
+    from shoal.cli.progress import TerminalProgress
+    from shoal.cli.serve import announce_models, bind_grpc, log, stop_after_failure
+    from shoal.server import stop_signals
+    from shoal.workers.models import ModelServer
+
+    settings, stop = setup.loaded.settings, asyncio.Event()
+    servers: list[ModelServer] = []
+    try:
+        with stop_signals(stop, quiet=True), TerminalProgress(log=log) as progress:
+            grpc_server = bind_grpc(settings)
+            opening = open_app(
+                setup.loaded,
+                setup.loaded.served,
+                progress,
+                lambda: [setup.parent, *(pid for server in servers for pid in server.pids())],
+            )
+            async with grpc_server or contextlib.nullcontext(), opening as app:
+                if grpc_server is not None:
+                    await grpc_server.start(app.build_grpc_calls())
+                server = ModelServer(
+                    app.gateway, app.asgi, refused=app.observer.refused, record_lag=app.observer.record_lag
+                )
+                servers.append(server)
+                loading = asyncio.create_task(announce_models(app, setup.loaded, setup.port))
+                loading.add_done_callback(partial(stop_after_failure, stop))
+                drain_s = settings.drain_delay_s + settings.drain_timeout_s
+                try:
+                    await asyncio.gather(
+                        server.run(listener, stop, drain_s + 2.0), _stop_grpc(grpc_server, stop, drain_s)
+                    )
+                finally:
+                    loading.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await loading
+    except ShoalError as error:
+        if as_json:
+            log.error("%s", error.message)
+        else:
+            say("error", error.message, "red")
+        raise SystemExit(SETUP_FAILED + exit_code(error)) from None
+
+
+async def _stop_grpc(server: GrpcServer | None, stop: asyncio.Event, drain_s: float) -> None:
+    await stop.wait()
+    if server is not None:
+        await server.stop(drain_s)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,323 @@
+"""A front's side: the gateway that its surfaces call, and its link to the model process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+from collections.abc import AsyncGenerator, Callable, Iterable
+from copy import copy
+from typing import Any, NoReturn, cast
+
+from shoal.core.gateway import Gateway
+from shoal.core.protocols import ModelFacts
+from shoal.core.registry import Model, Registry
+from shoal.errors import Crashed, DeadlineExceeded, InvalidValue, ModelNotReady, ShoalError, Unavailable
+from shoal.http.hand_over import HandOver
+from shoal.types import BatchTask, Chunk, Context, Generate
+from shoal.workers import messages
+from shoal.workers.link import Link
+
+STREAM_WINDOW = 32
+"""Chunks of a stream that may be on their way to a front which has not read them."""
+RETRY_S = 0.2
+"""Between two attempts to reach the model process."""
+SWEEP_S = 1.0
+"""Interval at which calls are looked for whose deadline is over: the model process answers those itself, unless it
+hangs."""
+
+MODEL_PROCESS = "the process of the models"
+
+logger = logging.getLogger("shoal.workers")
+
+
+class Inbox(asyncio.Queue[Any]):
+    """The answers to one call, in order. `deadline`: in seconds of the monotonic clock."""
+
+    def __init__(self, deadline: float) -> None:
+        super().__init__()
+        self.deadline = deadline
+
+
+class ModelProcess:
+    """The link to the model process, which is connected again when it is lost. `mirror` gets each Models message, and
+    None when the link is lost; calls that are under way then raise Crashed, and new ones ModelNotReady."""
+
+    def __init__(self, path: str, mirror: Callable[[messages.Models | None], None]) -> None:
+        self._path = path
+        self._mirror = mirror
+        self._decoder = messages.decoder_to_front()
+        self._link: Link | None = None
+        self._lost = asyncio.Event()
+        self._numbers = itertools.count(1)
+        self._futures: dict[int, tuple[asyncio.Future[Any], float]] = {}
+        self._inboxes: dict[int, Inbox] = {}
+
+    async def run(self) -> None:
+        """Connect, and connect again; never returns."""
+        loop = asyncio.get_running_loop()
+        sweeping = loop.create_task(self._sweep(), name="deadlines")
+        try:
+            while True:
+                self._lost.clear()
+                connection = socket.socket(socket.AF_UNIX)
+                connection.setblocking(False)
+                try:
+                    await loop.sock_connect(connection, self._path)
+                    _, link = await loop.create_connection(lambda: Link(self, self._decoder), sock=connection)
+                except OSError as error:
+                    connection.close()
+                    logger.debug("cannot reach %s: %s", MODEL_PROCESS, error)
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                link.send(messages.Hello(os.getpid()))
+                try:
+                    await self._lost.wait()
+                finally:
+                    link.close()
+        finally:
+            sweeping.cancel()
+
+    def receive(self, link: Link, message: Any) -> None:
+        match message:
+            case messages.EmbedAnswer() | messages.ScoreAnswer():
+                self._settle(message.id, message.result)
+            case messages.Models():
+                self._link = link
+                self._mirror(message)
+                link.send(messages.Known(message.version))
+            case _ if message.id in self._inboxes:
+                self._inboxes[message.id].put_nowait(message)
+            case messages.Failure():
+                self._settle(message.id, message.to_error())
+            case messages.Done():
+                self._settle(message.id, message.value)
+
+    def lose(self, link: Link) -> None:
+        self._lost.set()
+        if self._link is None:
+            return
+        self._link = None
+        self._mirror(None)
+        error = Crashed(f"{MODEL_PROCESS} ended before it had answered: send the request again", retry_after=1.0)
+        self._fail([*self._futures, *self._inboxes], error)
+
+    def notify(self, message: Any) -> None:
+        """Send a message that has no answer; nothing happens while there is no link."""
+        if self._link is not None:
+            self._link.send(message)
+
+    async def call(self, make: Callable[[int], Any], deadline: float) -> Any:
+        """Send the message that `make` returns for a number, and return the result of its answer, or raise its error.
+        Cancelling it cancels the work."""
+        link, number = self._get_link(), next(self._numbers)
+        future = asyncio.get_running_loop().create_future()
+        _send(link, make(number))
+        self._futures[number] = future, deadline
+        try:
+            return await future
+        finally:
+            if self._futures.pop(number, None) is not None:  # without an answer
+                self.notify(messages.Cancel(number))
+
+    async def open(self, make: Callable[[int], Any], deadline: float) -> AsyncGenerator[Any]:
+        """Send a message, as `call` does, and yield all that comes back: a Failure or a Done is the last one. Closing
+        the iterator before cancels the work."""
+        link, number = self._get_link(), next(self._numbers)
+        inbox = self._inboxes[number] = Inbox(deadline)
+        ended = False
+        try:
+            _send(link, make(number))
+            while not ended:
+                message = await inbox.get()
+                ended = isinstance(message, messages.Done | messages.Failure)
+                yield message
+        finally:
+            del self._inboxes[number]
+            if not ended:
+                self.notify(messages.Cancel(number))
+
+    def abort_streams(self, error: ShoalError) -> None:
+        """End all streams with an error."""
+        self._fail(self._inboxes, error, cancel=True)
+
+    def _get_link(self) -> Link:
+        if self._link is None:
+            raise ModelNotReady(f"{MODEL_PROCESS} is starting: try again soon", param="model", retry_after=2.0)
+        return self._link
+
+    def _settle(self, number: int, outcome: object) -> None:
+        future, _ = self._futures.pop(number, (None, 0.0))
+        if future is None or future.done():
+            return
+        if isinstance(outcome, ShoalError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+    def _fail(self, numbers: Iterable[int], error: ShoalError, *, cancel: bool = False) -> None:
+        for number in list(numbers):
+            if cancel:
+                self.notify(messages.Cancel(number))
+            if number in self._inboxes:
+                self._inboxes[number].put_nowait(messages.Failure.of(number, error))
+            else:
+                self._settle(number, copy(error))
+
+    async def _sweep(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = clock() - SWEEP_S
+            late = [number for number, (_, deadline) in self._futures.items() if deadline < now]
+            late += [number for number, inbox in self._inboxes.items() if inbox.deadline < now]
+            if late:
+                error = DeadlineExceeded(f"{MODEL_PROCESS} did not answer in time: try again later", retry_after=1.0)
+                self._fail(late, error, cancel=True)
+
+
+def _send(link: Link, message: Any) -> None:
+    try:
+        link.send(message)
+    except UnicodeEncodeError as error:
+        raise InvalidValue(f"a text is not Unicode: {error.reason}", param="input") from None
+
+
+class RemoteRunner:
+    """Stands for a runner of the model process, which alone is asked for what it does."""
+
+    def __init__(self, facts: ModelFacts, usable: bool) -> None:
+        self.facts = facts
+        self._usable = usable
+
+    def ready(self) -> bool:
+        return self._usable
+
+
+class _RemoteLifecycle:
+    """Stands for the lifecycle: raises HandOver for whatever is asked of it."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise HandOver
+
+
+class RemoteGateway(Gateway):
+    """A gateway whose models are in the model process. `registry` is a copy of that one's.
+
+    Raises HandOver for what only the model process can answer, and Crashed if it ends before it has answered.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(Registry(), lifecycle=cast(Any, _RemoteLifecycle()))
+        self._process = ModelProcess(path, self._mirror)
+        self._mirror(None)
+
+    async def connect(self) -> None:
+        """Stay connected to the model process; never returns."""
+        await self._process.run()
+
+    async def run(self, task: BatchTask, ctx: Context, model: Model | None = None) -> Any:
+        return await self._process.call(lambda number: messages.Run(number, task, ctx), ctx.deadline)
+
+    async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        number, unread = 0, 0
+
+        def make(chosen: int) -> messages.Stream:
+            nonlocal number
+            number = chosen
+            return messages.Stream.of(number, task, ctx)
+
+        opened = self._process.open(make, ctx.deadline)
+        try:
+            async for message in opened:
+                if isinstance(message, messages.Failure):
+                    raise message.to_error()
+                if isinstance(message, messages.Piece):
+                    yield message.chunk
+                    unread += 1
+                    if unread == STREAM_WINDOW // 2:
+                        self._process.notify(messages.More(number, unread))
+                        unread = 0
+        finally:
+            await opened.aclose()
+
+    async def wake(self, name: str, ctx: Context) -> None:
+        await self._process.call(lambda number: messages.Wake(number, name, ctx), ctx.deadline)
+
+    async def wait_for_first_answer(self, deadline: float) -> bool:
+        try:
+            return bool(await self._process.call(lambda number: messages.AwaitServers(number, deadline), deadline))
+        except ShoalError:  # the process has not started, or is gone
+            return False
+
+    def report_refusal(self, error: ShoalError) -> None:
+        self._process.notify(messages.Refused(error.kind))
+
+    def record_lag(self, seconds: float) -> None:
+        """Report how late the event loop of this process was."""
+        self._process.notify(messages.Lag(seconds))
+
+    def abort_generations(self) -> None:
+        self._process.abort_streams(Unavailable("the server is shutting down: send the request again", retry_after=1.0))
+
+    def using_codec(self, name: str, ctx: Context) -> NoReturn:
+        raise HandOver
+
+    async def statistics(self, name: str = "") -> NoReturn:
+        raise HandOver
+
+    def open_request(self, make: Callable[[int], messages.Request], deadline: float) -> AsyncGenerator[Any]:
+        """Hand a request over; see ModelProcess.open."""
+        return self._process.open(make, deadline)
+
+    def notify(self, message: Any) -> None:
+        self._process.notify(message)
+
+    def _mirror(self, state: messages.Models | None) -> None:
+        """Copy the state of the model process; without it, every model is loading."""
+        before, registry = self.registry, Registry()
+        if state is None:
+            registry.pending_sources[MODEL_PROCESS] = "it is starting"
+            for model in before:
+                registry.add(_starting(model))
+        else:
+            registry.pending_sources |= state.pending_sources
+            registry.answered_sources |= state.answered_sources
+            for served in state.models:
+                registry.add(_to_model(served))
+            for name in set(state.unloaded.values()):
+                aliases = tuple(alias for alias, of in state.unloaded.items() if of == name != alias)
+                registry.remember_unloaded(Model(name=name, aliases=aliases))
+        self.registry, self.pending_sources = registry, registry.pending_sources
+
+
+def _to_model(state: messages.ModelState) -> Model:
+    is_ready = state.facts is not None and state.state == "ready"
+    runner: Any = RemoteRunner(state.facts, state.usable) if state.facts is not None and is_ready else None
+    return Model(
+        name=state.name,
+        aliases=state.aliases,
+        default_for=state.default_for,
+        created=state.created,
+        state=state.state,
+        runner=runner,
+        error=None if state.error is None else state.error.to_error(),
+        required=state.required,
+        is_sleeping=state.is_sleeping,
+        note=state.note,
+        facts=state.facts,
+    )
+
+
+def _starting(model: Model) -> Model:
+    return Model(
+        name=model.name,
+        aliases=model.aliases,
+        default_for=model.default_for,
+        created=model.created,
+        required=model.required,
+        note="its process is starting",
+        facts=model.facts,
+    )

@@ -1,0 +1,91 @@
+"""One connection between a front and the model process: messages with their length before them.
+
+All messages of one turn of the event loop leave in one write, and all that arrived are read in one turn: under load a
+system call carries many requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import msgspec
+
+from shoal.workers import messages
+
+_LENGTH = struct.Struct(">I")
+
+logger = logging.getLogger("shoal.workers")
+
+
+class Endpoint(Protocol):
+    """What is at one end of a link. `receive` must not raise."""
+
+    def receive(self, link: Link, message: Any) -> None: ...
+
+    def lose(self, link: Link) -> None:
+        """The link is closed; called once."""
+
+
+class Link(asyncio.Protocol):
+    """One end of a connection. `send` never blocks and is ignored once the link is closed.
+
+    What it sends is limited by the requests in flight: a stream waits for its reader (see messages.More).
+    """
+
+    def __init__(self, endpoint: Endpoint, decoder: msgspec.msgpack.Decoder[Any]) -> None:
+        self._endpoint = endpoint
+        self._decode: Callable[[Any], Any] = decoder.decode
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._outgoing: list[bytes] = []
+        self._call_soon = asyncio.get_running_loop().call_soon
+
+    def send(self, message: Any) -> None:
+        """Send a message at the end of this turn of the event loop. Raises UnicodeEncodeError for a text that is not
+        Unicode."""
+        data = messages.encode(message)
+        if not self._outgoing:
+            self._call_soon(self._flush)
+        self._outgoing += (_LENGTH.pack(len(data)), data)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._flush()
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        received += data
+        start, size = 0, len(received)
+        view = memoryview(received)
+        try:
+            while size - start >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(received, start)
+                stop = start + _LENGTH.size + length
+                if stop > size:
+                    break
+                message = self._decode(view[start + _LENGTH.size : stop])
+                start = stop
+                self._endpoint.receive(self, message)
+        except msgspec.MsgspecError:  # the other end has another version, or a bug
+            logger.exception("a message between Shoal's processes cannot be read")
+            self.close()
+        finally:
+            view.release()
+            del received[:start]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._endpoint.lose(self)
+
+    def _flush(self) -> None:
+        if self._transport is not None and self._outgoing:
+            self._transport.write(b"".join(self._outgoing))
+        self._outgoing.clear()

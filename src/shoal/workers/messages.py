@@ -1,0 +1,237 @@
+"""The messages between a front and the model process: MessagePack, an array each, its tag first."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from shoal import errors
+from shoal.core.lifecycle.states import State
+from shoal.core.protocols import ModelFacts
+from shoal.decoding import msgpack_decoder
+from shoal.errors import InternalError, ShoalError
+from shoal.types import (
+    BatchTask,
+    Chunk,
+    Context,
+    Embedded,
+    Generate,
+    Scored,
+    TaskKind,
+    decode_array,
+    encode_array,
+    pack,
+    unpack,
+)
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+
+class _Message(msgspec.Struct, array_like=True):
+    """`id`: of the call that it belongs to, chosen by the front."""
+
+
+class Hello(_Message, tag=0):
+    """The first message of a front."""
+
+    pid: int
+
+
+class Run(_Message, tag=1):
+    id: int
+    task: BatchTask
+    ctx: Context
+
+
+class Stream(_Message, tag=2):
+    """`task`: a packed Generate."""
+
+    id: int
+    task: bytes
+    ctx: Context
+
+    @classmethod
+    def of(cls, number: int, task: Generate, ctx: Context) -> Stream:
+        return cls(number, pack(task), ctx)
+
+    def unpack_task(self) -> Generate:
+        return unpack(self.task, Generate)
+
+
+class More(_Message, tag=3):
+    """The front has read `count` more chunks, or one more event of a response."""
+
+    id: int
+    count: int = 1
+
+
+class Cancel(_Message, tag=4):
+    id: int
+
+
+class Wake(_Message, tag=5):
+    """Wake a model; the answer is Done."""
+
+    id: int
+    model: str
+    ctx: Context
+
+
+class AwaitServers(_Message, tag=6):
+    """Wait for the first answer of a server; the answer is Done."""
+
+    id: int
+    deadline: float
+
+
+class Refused(_Message, tag=7):
+    """A front rejected a request. No answer."""
+
+    kind: str
+
+
+class Lag(_Message, tag=8):
+    """How late a front's event loop was. No answer."""
+
+    seconds: float
+
+
+class Known(_Message, tag=9):
+    """A front has read the Models of this version."""
+
+    version: int
+
+
+class Request(_Message, tag=10):
+    """A whole HTTP request. Its front sends the body as Events, each when it is asked with Receive."""
+
+    id: int
+    method: str
+    path: str
+    query: bytes
+    headers: Headers
+    client: tuple[str, int]
+
+
+class Event(_Message, tag=11):
+    """An ASGI event of a request: a piece of its body, or its client's disconnect."""
+
+    id: int
+    body: bytes
+    more_body: bool
+    disconnected: bool = False
+
+
+FromFront: TypeAlias = (
+    Hello | Run | Stream | More | Cancel | Wake | AwaitServers | Refused | Lag | Known | Request | Event
+)
+
+
+class Failure(_Message, tag=5):
+    """An error. `fields`: its attributes."""
+
+    id: int
+    name: str
+    message: str
+    fields: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, number: int, error: ShoalError) -> Failure:
+        return cls(number, type(error).__name__, error.message, vars(error))
+
+    def to_error(self) -> ShoalError:
+        kind = _ERRORS.get(self.name, InternalError)
+        error = kind.__new__(kind, self.message)
+        vars(error).update(self.fields)
+        return error
+
+
+class ModelState(msgspec.Struct, frozen=True):
+    """A served model, as in the registry. `usable`: whether a request would be answered now."""
+
+    name: str
+    aliases: tuple[str, ...]
+    default_for: tuple[TaskKind, ...]
+    created: int
+    state: State
+    note: str
+    is_sleeping: bool
+    required: bool
+    usable: bool
+    facts: ModelFacts | None
+    error: Failure | None
+
+
+class Models(_Message, tag=0):
+    """All models, in order, and the servers whose models are not known yet (see Registry)."""
+
+    version: int
+    models: list[ModelState]
+    pending_sources: dict[str, str]
+    answered_sources: set[str]
+    unloaded: dict[str, str]
+
+
+class EmbedAnswer(_Message, tag=1):
+    id: int
+    result: Embedded
+
+
+class ScoreAnswer(_Message, tag=2):
+    id: int
+    result: Scored
+
+
+class Piece(_Message, tag=3):
+    id: int
+    chunk: Chunk
+
+
+class Done(_Message, tag=4):
+    """The end of a stream, of a response, or of a call without a result. `value`: what it returns, if anything."""
+
+    id: int
+    value: bool = False
+
+
+class Receive(_Message, tag=6):
+    """The model process asks for the next Event of a request."""
+
+    id: int
+
+
+class Start(_Message, tag=7):
+    """The head of a response. The front answers this and each Body with More."""
+
+    id: int
+    status: int
+    headers: Headers
+
+
+class Body(_Message, tag=8):
+    id: int
+    body: bytes
+    more_body: bool
+
+
+ToFront: TypeAlias = Models | EmbedAnswer | ScoreAnswer | Piece | Done | Failure | Receive | Start | Body
+
+
+def _all_errors(kind: type[ShoalError] = ShoalError) -> dict[str, type[ShoalError]]:
+    below = [_all_errors(each) for each in kind.__subclasses__()]
+    return {kind.__name__: kind} | {name: each for some in below for name, each in some.items()}
+
+
+_ERRORS = _all_errors(errors.ShoalError)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=encode_array)
+
+encode = _ENCODER.encode
+
+
+def decoder_from_front() -> msgspec.msgpack.Decoder[FromFront]:
+    return msgpack_decoder(FromFront, dec_hook=decode_array)
+
+
+def decoder_to_front() -> msgspec.msgpack.Decoder[ToFront]:
+    return msgpack_decoder(ToFront, dec_hook=decode_array)

@@ -1,0 +1,263 @@
+"""The model process's side: runs the tasks of all fronts, and tells them which models there are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import aclosing
+from typing import Any
+
+from shoal.core.gateway import Gateway
+from shoal.core.registry import Model
+from shoal.errors import InternalError, ShoalError
+from shoal.types import Embedded
+from shoal.workers import messages
+from shoal.workers.forwarding import ForwardedRequest
+from shoal.workers.front import STREAM_WINDOW
+from shoal.workers.link import Link
+
+LOOK_S = 0.05
+"""Interval of checks whether the state of a model has changed."""
+SETTLE_S = 1.0
+"""Time that fronts have to learn of a change before its cause is answered."""
+
+_CALLS = {messages.Stream, messages.Request, messages.Wake, messages.AwaitServers}
+_REPORTS = {messages.Hello, messages.Known, messages.Refused, messages.Lag}
+
+logger = logging.getLogger("shoal.workers")
+
+
+class Front:
+    """One front: what it has asked for and is not answered. `version`: the last state of the models that it knows."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.version = 0
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+        self.credits: dict[int, asyncio.Semaphore] = {}
+        self.requests: dict[int, ForwardedRequest] = {}
+
+    def put(self, message: messages.More | messages.Event | messages.Cancel) -> None:
+        """Take a message about a call; it may have ended meanwhile."""
+        number = message.id
+        if number in self.requests and not isinstance(message, messages.Cancel):
+            self.requests[number].put(message)
+        elif isinstance(message, messages.Cancel) and number in self.tasks:
+            self.tasks[number].cancel()
+        elif isinstance(message, messages.More) and number in self.credits:
+            for _ in range(message.count):
+                self.credits[number].release()
+
+    def forget(self, number: int) -> None:
+        """Forget a call that has ended."""
+        self.tasks.pop(number, None)
+        self.credits.pop(number, None)
+        self.requests.pop(number, None)
+
+
+class ModelServer:
+    """Serves fronts over a Unix socket. `asgi` answers the requests that they hand over; `refused` and `record_lag`
+    take what they report."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        asgi: Callable[[Any, Any, Any], Awaitable[None]],
+        *,
+        refused: Callable[[str], None],
+        record_lag: Callable[[float], None],
+    ) -> None:
+        self._gateway = gateway
+        self._asgi = asgi
+        self._refused = refused
+        self._record_lag = record_lag
+        self._decoder = messages.decoder_from_front()
+        self._fronts: dict[Link, Front] = {}
+        self._state: messages.Models | None = None
+        self._seen: object = None
+        self._version = 0
+        self._changed = asyncio.Event()
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the connected fronts."""
+        return [front.pid for front in self._fronts.values() if front.pid]
+
+    async def run(self, listener: socket.socket, stop: asyncio.Event, drain_s: float) -> None:
+        """Serve until `stop` is set and then all fronts have left, at most `drain_s` later."""
+        loop = asyncio.get_running_loop()
+        self._look()
+        looking = loop.create_task(self._look_again(), name="models")
+        server = await loop.create_unix_server(lambda: Link(self, self._decoder), sock=listener)
+        try:
+            await stop.wait()
+            self._gateway.draining = True
+            try:
+                async with asyncio.timeout(drain_s):
+                    while self._fronts:
+                        await self._wait_for_change()
+            except TimeoutError:
+                logger.warning("stopping although %d front processes still run", len(self._fronts))
+        finally:
+            looking.cancel()
+            server.close()
+            for link in list(self._fronts):
+                link.close()
+
+    def receive(self, link: Link, message: Any) -> None:
+        front = self._fronts.get(link)
+        if front is None:
+            front = self._fronts[link] = Front()
+        kind = type(message)
+        if kind is messages.Run:
+            self._start(link, front, message.id, self._run(link, message))
+        elif kind in _CALLS:
+            self._call(link, front, message)
+        elif kind in _REPORTS:
+            self._take_report(link, front, message)
+        else:
+            front.put(message)
+
+    def _call(self, link: Link, front: Front, message: Any) -> None:
+        work: Coroutine[Any, Any, None]
+        match message:
+            case messages.Stream():
+                front.credits[message.id] = credit = asyncio.Semaphore(STREAM_WINDOW)
+                work = self._stream(link, message, credit)
+            case messages.Request():
+                front.requests[message.id] = request = ForwardedRequest(link, message, self.settle)
+                work = self._answer(link, message.id, request)
+            case messages.Wake():
+                work = self._wake(link, message)
+            case _:
+                work = self._await_servers(link, message)
+        self._start(link, front, message.id, work)
+
+    def _take_report(self, link: Link, front: Front, message: Any) -> None:
+        match message:
+            case messages.Refused():
+                self._refused(message.kind)
+            case messages.Lag():
+                self._record_lag(message.seconds)
+            case messages.Known():
+                front.version = message.version
+                self._note_change()
+            case messages.Hello():
+                front.pid = message.pid
+                if self._state is not None:
+                    link.send(self._state)
+
+    def lose(self, link: Link) -> None:
+        front = self._fronts.pop(link, None)
+        if front is not None:
+            for task in list(front.tasks.values()):
+                task.cancel()
+            self._note_change()
+
+    async def settle(self) -> None:
+        """Return once all fronts know the models as they are now, or after SETTLE_S: a client that has its answer may
+        ask any front next."""
+        self._look()
+        version = self._version
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                while any(front.version < version for front in self._fronts.values()):
+                    await self._wait_for_change()
+        except TimeoutError:
+            logger.warning("a front process did not answer for %g s", SETTLE_S)
+
+    def _start(self, link: Link, front: Front, number: int, work: Coroutine[Any, Any, None]) -> None:
+        front.tasks[number] = task = asyncio.get_running_loop().create_task(self._guard(link, number, work))
+        task.add_done_callback(lambda _: front.forget(number))
+
+    async def _guard(self, link: Link, number: int, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except ShoalError as error:
+            link.send(messages.Failure.of(number, error))
+        except Exception as error:
+            logger.exception("a call of a front process failed")
+            link.send(messages.Failure.of(number, InternalError(f"the request failed unexpectedly: {error!r}")))
+
+    async def _run(self, link: Link, message: messages.Run) -> None:
+        result = await self._gateway.run(message.task, message.ctx)
+        if isinstance(result, Embedded):
+            link.send(messages.EmbedAnswer(message.id, result))
+        else:
+            link.send(messages.ScoreAnswer(message.id, result))
+
+    async def _stream(self, link: Link, message: messages.Stream, credit: asyncio.Semaphore) -> None:
+        async with aclosing(self._gateway.stream(message.unpack_task(), message.ctx)) as chunks:
+            async for chunk in chunks:
+                await credit.acquire()
+                link.send(messages.Piece(message.id, chunk))
+        link.send(messages.Done(message.id))
+
+    async def _answer(self, link: Link, number: int, request: ForwardedRequest) -> None:
+        await self._asgi(request.scope, request.receive, request.send)
+        link.send(messages.Done(number))
+
+    async def _wake(self, link: Link, message: messages.Wake) -> None:
+        await self._gateway.wake(message.model, message.ctx)
+        await self.settle()
+        link.send(messages.Done(message.id))
+
+    async def _await_servers(self, link: Link, message: messages.AwaitServers) -> None:
+        value = await self._gateway.wait_for_first_answer(message.deadline)
+        await self.settle()
+        link.send(messages.Done(message.id, value))
+
+    async def _look_again(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._look()
+
+    def _look(self) -> None:
+        """Tell the fronts about the models if anything has changed."""
+        registry = self._gateway.registry
+        usable = [(model, model.can_answer()) for model in registry]
+        seen = (
+            [_identify(model, answers) for model, answers in usable],
+            dict(registry.pending_sources),
+            set(registry.answered_sources),
+            dict(registry.unloaded),
+        )
+        if seen == self._seen:
+            return
+        self._seen = seen
+        self._version += 1
+        states = [_describe(model, answers) for model, answers in usable]
+        self._state = messages.Models(self._version, states, *seen[1:])
+        for link in self._fronts:
+            link.send(self._state)
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _wait_for_change(self) -> None:
+        await self._changed.wait()
+
+
+def _identify(model: Model, usable: bool) -> Iterable[object]:
+    """Return what changes with the model's state."""
+    facts = model.runner.facts if model.runner is not None else model.facts
+    return (model, model.state, model.note, model.is_sleeping, model.required, usable, id(facts), model.error)
+
+
+def _describe(model: Model, usable: bool) -> messages.ModelState:
+    card = model.card()
+    return messages.ModelState(
+        name=card.name,
+        aliases=card.aliases,
+        default_for=card.default_for,
+        created=card.created,
+        state=card.state,
+        note=card.note,
+        is_sleeping=card.sleeping,
+        required=model.required,
+        usable=usable,
+        facts=card.facts,
+        error=None if model.error is None else messages.Failure.of(0, model.error),
+    )

@@ -1,0 +1,112 @@
+"""Starts the processes, starts them again when they end, and stops them all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SETUP_FAILED = 100
+"""Exit codes from here on: the process cannot serve, and the code of the command is the rest."""
+STABLE_S = 10.0
+"""A process that ran for this long is started again at once."""
+FIRST_DELAY_S = 0.1
+MAX_DELAY_S = 5.0
+KILL_S = 5.0
+"""Time beyond the drain that a process has to end."""
+
+logger = logging.getLogger("shoal.workers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One of the processes. `module` is run with `arguments`; `payload` comes on its standard input, `files` are the
+    descriptors that it inherits, under the same numbers."""
+
+    name: str
+    module: str
+    arguments: Sequence[str]
+    payload: bytes
+    files: Sequence[int]
+
+
+class Supervisor:
+    """Runs `models` and `fronts`. `drain_s`: how long requests in flight may take after a stop."""
+
+    def __init__(self, models: Program, fronts: Sequence[Program], drain_s: float) -> None:
+        self._models = models
+        self._fronts = fronts
+        self._drain_s = drain_s
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._has_served = False
+        self._failure: int | None = None
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """Run until `stop` is set, or the models cannot be served at all. Returns the exit code."""
+        tasks = [asyncio.create_task(self._keep(program, stop)) for program in (self._models, *self._fronts)]
+        try:
+            await stop.wait()
+            for process in self._processes.values():
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
+            _, late = await asyncio.wait(tasks, timeout=self._drain_s + KILL_S)
+            if late:
+                logger.warning("%s did not end in time and are killed", ", ".join(self._processes))
+        finally:
+            for process in self._processes.values():
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return self._failure or 0
+
+    async def _keep(self, program: Program, stop: asyncio.Event) -> None:
+        delay = 0.0
+        while not stop.is_set():
+            began = time.monotonic()
+            code = await self._run_once(program)
+            if stop.is_set():
+                return
+            lived = time.monotonic() - began
+            if program is self._models:
+                self._has_served |= lived >= STABLE_S
+                if code >= SETUP_FAILED and not self._has_served:
+                    self._failure = code - SETUP_FAILED
+                    stop.set()
+                    return
+            delay = 0.0 if lived >= STABLE_S else min(max(2 * delay, FIRST_DELAY_S), MAX_DELAY_S)
+            logger.error("%s ended (%s): starting it again", program.name, _describe_end(code))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await stop.wait()
+
+    async def _run_once(self, program: Program) -> int:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", program.module, *program.arguments),
+            stdin=asyncio.subprocess.PIPE,
+            pass_fds=program.files,
+            start_new_session=True,  # Ctrl-C in a terminal reaches only the supervisor
+        )
+        self._processes[program.name] = process
+        try:
+            assert process.stdin is not None
+            with contextlib.suppress(ConnectionError):  # it ended first
+                process.stdin.write(program.payload)
+                await process.stdin.drain()
+                process.stdin.close()
+            return await process.wait()
+        finally:
+            del self._processes[program.name]
+
+
+def _describe_end(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
