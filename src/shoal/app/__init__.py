@@ -14,6 +14,7 @@ from shoal.app.discovery import Discovery, offers_all
 from shoal.app.loader import ModelLoader
 from shoal.app.resources import ModelResources, RunningLanes
 from shoal.app.surfaces import build_application, open_image_reader
+from shoal.app.threads import PREPARE_THREADS, open_threads
 from shoal.backends import BACKENDS, FILE_BACKENDS, backend_class, backend_for_scheme, parse_served
 from shoal.cache import RowCaches
 from shoal.config import LoadedConfig
@@ -22,7 +23,7 @@ from shoal.core.lifecycle.lifecycle import Job, Lifecycle
 from shoal.core.protocols import ReplicaStatus, Replicated, Statistics
 from shoal.core.registry import Registry
 from shoal.core.statistics import Counts
-from shoal.core.threads import Threads, usable_cores
+from shoal.core.threads import usable_cores
 from shoal.errors import ShoalError
 from shoal.models.address import ServedModel
 from shoal.models.progress import Progress
@@ -39,20 +40,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shoal")
 
-PREPARE_THREADS = 2
-"""Tokenising jobs side by side: two keep one going while the other's result is handed out; more would take the
-processors that the engine needs."""
-
 STATISTICS_INTERVAL_S = 5.0
 """Between two questions to backends for their statistics: Prometheus asks every 15 s or more."""
 
 
 @dataclass(slots=True)
 class RunningModels:
-    """The gateway, and models that come up behind it."""
+    """The gateway, and models that come up behind it. `counts` is the gateway's observer, and passes on to others."""
 
     gateway: Gateway
     observer: PrometheusObserver
+    counts: Counts
     loading: Sequence[Job]
     first_checks: Sequence[asyncio.Event]
     foreign: Sequence[ForeignMetrics]
@@ -100,7 +98,9 @@ async def open_app(
         stack.push_async_callback(_cancel, asking)
         reader = await open_image_reader(stack, loaded.settings)
         front, options = build_application(gateway, loaded.settings, running.metrics, reader)
-        yield App(gateway, observer, running.loading, running.first_checks, running.foreign, front, options)
+        yield App(
+            gateway, observer, running.counts, running.loading, running.first_checks, running.foreign, front, options
+        )
 
 
 @asynccontextmanager
@@ -130,9 +130,9 @@ async def open_models(
         foreign.append(ProxyMetrics(foreign[0] if foreign else observer, queues.lengths))
     counts = Counts(foreign[-1] if foreign else observer, caches.counts)
     async with AsyncExitStack() as stack:
-        comparing = _open_threads(stack, "compare", 1)
-        threads = _open_threads(stack, "prepare", PREPARE_THREADS)
-        image_threads = _open_threads(stack, "images", await asyncio.to_thread(usable_cores))
+        comparing = open_threads(stack, "compare", 1)
+        threads = open_threads(stack, "prepare", PREPARE_THREADS)
+        image_threads = open_threads(stack, "images", await asyncio.to_thread(usable_cores))
         plans = [
             parse_served(loaded.resolve_argument(text))
             for text in served or ((DEFAULT_MODEL,) if settings.default_model else ())
@@ -170,13 +170,9 @@ async def open_models(
         for plan, discovery in zip(filter(offers_all, plans), discoveries, strict=True):
             task = asyncio.create_task(discovery.run(), name=f"discover {plan}")
             stack.push_async_callback(_cancel, task)
-        yield RunningModels(gateway, observer, jobs, [discovery.first_check for discovery in discoveries], foreign)
-
-
-def _open_threads(stack: AsyncExitStack, name: str, count: int) -> Threads:
-    made = Threads(name, count)
-    stack.callback(made.close)
-    return made
+        yield RunningModels(
+            gateway, observer, counts, jobs, [discovery.first_check for discovery in discoveries], foreign
+        )
 
 
 def _initial_backends(loaded: LoadedConfig, plans: Sequence[ServedModel]) -> list[str]:

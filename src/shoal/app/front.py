@@ -1,13 +1,20 @@
-"""A front process: all surfaces, over the models of another process. Part of the composition root."""
+"""A front process: all surfaces, over the models of another process and of other servers. Part of the composition
+root."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 
+from shoal.app.loader import ModelLoader
+from shoal.app.remote_models import FrontConfig, OpenedModels
+from shoal.app.resources import ModelResources, RunningLanes
 from shoal.app.surfaces import build_application, open_image_reader
+from shoal.app.threads import PREPARE_THREADS, open_threads
+from shoal.cache import RowCaches
 from shoal.config import LoadedConfig
 from shoal.http.hand_over import HandOver
 from shoal.observability.metrics import measure_loop_lag
@@ -15,7 +22,7 @@ from shoal.server.garbage_collection import keep_frozen
 from shoal.server.memory_allocation import keep_freed_memory
 from shoal.surfaces import Application
 from shoal.workers.forwarding import Forwarder
-from shoal.workers.front import RemoteGateway
+from shoal.workers.front import RemoteGateway, Reporter
 
 
 @dataclass(slots=True)
@@ -25,18 +32,38 @@ class Front:
 
 
 @asynccontextmanager
-async def open_front(loaded: LoadedConfig, path: str) -> AsyncIterator[Front]:
-    """Answer requests with the models of the process that listens on the Unix socket `path`."""
+async def open_front(loaded: LoadedConfig, path: str, fronts: int) -> AsyncIterator[Front]:
+    """Answer requests with the models of the process that listens on the Unix socket `path`, as one of `fronts`."""
     keep_freed_memory()
+    settings = loaded.settings
     async with AsyncExitStack() as stack:
-        gateway = RemoteGateway(path)
-        connecting = asyncio.create_task(gateway.connect(), name="model process")
+        reporter = Reporter()
+        gateway = RemoteGateway(
+            path,
+            reporter,
+            first_token_timeout_s=settings.first_token_timeout_s,
+            token_timeout_s=settings.token_timeout_s,
+            threads=open_threads(stack, "compare", 1),
+        )
+        opened = OpenedModels(_build_loader(stack, loaded, reporter, fronts), fronts, gateway.refresh)
+        stack.push_async_callback(opened.aclose)
+        connecting = asyncio.create_task(gateway.connect(opened), name="model process")
         stack.callback(connecting.cancel)
         await stack.enter_async_context(measure_loop_lag(gateway.record_lag))
         await stack.enter_async_context(keep_frozen(lambda: id(gateway.registry)))
-        reader = await open_image_reader(stack, loaded.settings)
-        application, _ = build_application(gateway, loaded.settings, _get_metrics, reader, Forwarder(gateway))
+        reader = await open_image_reader(stack, settings)
+        application, _ = build_application(gateway, settings, _get_metrics, reader, Forwarder(gateway))
         yield Front(gateway, application)
+
+
+def _build_loader(stack: AsyncExitStack, loaded: LoadedConfig, reporter: Reporter, fronts: int) -> ModelLoader:
+    own = FrontConfig(**{each.name: getattr(loaded, each.name) for each in fields(loaded)}, fronts=fronts)
+    caches = RowCaches(Path(loaded.settings.home))
+    threads = open_threads(stack, "prepare", PREPARE_THREADS)
+    resources = ModelResources(own, reporter, threads, caches=caches, queues=RunningLanes())
+    stack.push_async_callback(resources.backends.aclose)
+    stack.push_async_callback(caches.aclose)
+    return ModelLoader(resources)
 
 
 def _get_metrics() -> bytes:

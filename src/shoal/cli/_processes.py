@@ -29,12 +29,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What a process is started with. `path`: the Unix socket of the model process. `port`: where the fronts listen."""
+    """What a process is started with. `path`: the Unix socket of the model process; `port`: where the `fronts`
+    listen."""
 
     loaded: LoadedConfig
     path: str
     port: int
     parent: int
+    fronts: int
 
 
 def describe_programs(
@@ -43,7 +45,7 @@ def describe_programs(
     """Return the model process, which accepts the fronts from `listener` at `path`, and a front for each of the sets of
     sockets."""
     port = fronts[0][0].getsockname()[1]
-    payload = pickle.dumps(Setup(loaded, str(path), port, os.getpid()))
+    payload = pickle.dumps(Setup(loaded, str(path), port, os.getpid(), len(fronts)))
     descriptors = [[listener.fileno()], *([one.fileno() for one in sockets] for sockets in fronts)]
     models, *rest = (
         Program(
@@ -92,7 +94,7 @@ async def _serve_front(setup: Setup, sockets: Sequence[socket.socket]) -> None:
 
     settings, stop = setup.loaded.settings, asyncio.Event()
     with stop_signals(stop, quiet=True):
-        async with open_front(setup.loaded, setup.path) as front:
+        async with open_front(setup.loaded, setup.path, setup.fronts) as front:
             server = HttpServer(
                 front.asgi,
                 sockets,
@@ -106,6 +108,7 @@ async def _serve_front(setup: Setup, sockets: Sequence[socket.socket]) -> None:
 
 async def _serve_models(setup: Setup, listener: socket.socket, as_json: bool) -> None:
     from shoal.app import open_app
+    from shoal.app.remote_models import describe_remote
     from shoal.cli.progress import TerminalProgress
     from shoal.cli.serve import announce_models, bind_grpc, log, stop_after_failure
     from shoal.server import stop_signals
@@ -126,7 +129,11 @@ async def _serve_models(setup: Setup, listener: socket.socket, as_json: bool) ->
                 if grpc_server is not None:
                     await grpc_server.start(app.build_grpc_calls())
                 server = ModelServer(
-                    app.gateway, app.asgi, refused=app.observer.refused, record_lag=app.observer.record_lag
+                    app.gateway,
+                    app.asgi,
+                    observer=app.counts,
+                    record_lag=app.observer.record_lag,
+                    describe_remote=describe_remote,
                 )
                 servers.append(server)
                 loading = asyncio.create_task(announce_models(app, setup.loaded, setup.port))

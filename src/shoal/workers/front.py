@@ -7,16 +7,19 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from copy import copy
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, Protocol, cast
 
 from shoal.core.gateway import Gateway
-from shoal.core.protocols import ModelFacts
+from shoal.core.lifecycle.loading import Plan
+from shoal.core.protocols import BatchReport, GenerationReport, ModelFacts, Observer, Runner
 from shoal.core.registry import Model, Registry
+from shoal.core.threads import Threads
 from shoal.errors import Crashed, DeadlineExceeded, InvalidValue, ModelNotReady, ShoalError, Unavailable
 from shoal.http.hand_over import HandOver
-from shoal.types import BatchTask, Chunk, Context, Generate
+from shoal.types import BatchTask, Chunk, Context, Generate, Result, TaskKind, TrafficClass
 from shoal.workers import messages
 from shoal.workers.link import Link
 
@@ -203,25 +206,91 @@ class _RemoteLifecycle:
         raise HandOver
 
 
+class Reporter(Observer):
+    """Reports what happens in a front to the observer of the model process."""
+
+    def __init__(self) -> None:
+        self.send: Callable[[messages.Report], None] = _drop
+
+    def refused(self, reason: str) -> None:
+        self.send(messages.Refused(reason))
+
+    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
+        self.send(messages.Accepted(model, task, items, traffic))
+
+    def batched(self, report: BatchReport) -> None:
+        self.send(messages.Batched(report))
+
+    def generated(self, report: GenerationReport) -> None:
+        self.send(messages.Generated(report))
+
+    def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
+        self.send(messages.Finished.of(model, task, outcome, seconds, result))
+
+
+def _drop(report: messages.Report) -> None:
+    """There is no link."""
+
+
+class RemoteModels(Protocol):
+    """Opens models of other servers in a front. `update` gets the state of all models when it has changed; `find`
+    returns a model that is open here, with its runner."""
+
+    def update(self, states: Sequence[messages.ModelState]) -> None: ...
+
+    def find(self, name: str) -> Model | None: ...
+
+
 class RemoteGateway(Gateway):
-    """A gateway whose models are in the model process. `registry` is a copy of that one's.
+    """A gateway whose models are in the model process, or on other servers. `registry` is a copy of the model
+    process's, which listens at `path`.
 
     Raises HandOver for what only the model process can answer, and Crashed if it ends before it has answered.
     """
 
-    def __init__(self, path: str) -> None:
-        super().__init__(Registry(), lifecycle=cast(Any, _RemoteLifecycle()))
-        self._process = ModelProcess(path, self._mirror)
-        self._mirror(None)
+    def __init__(
+        self,
+        path: str,
+        reporter: Reporter,
+        *,
+        first_token_timeout_s: float = 60.0,
+        token_timeout_s: float = 60.0,
+        threads: Threads | None = None,
+    ) -> None:
+        super().__init__(
+            Registry(),
+            reporter,
+            lifecycle=cast(Any, _RemoteLifecycle()),
+            first_token_timeout_s=first_token_timeout_s,
+            token_timeout_s=token_timeout_s,
+            threads=threads,
+        )
+        self._process = ModelProcess(path, self._receive_state)
+        self._state: messages.Models | None = None
+        self._remote_models: RemoteModels | None = None
+        reporter.send = self._process.notify
+        self.refresh()
 
-    async def connect(self) -> None:
+    async def connect(self, remote_models: RemoteModels) -> None:
         """Stay connected to the model process; never returns."""
+        self._remote_models = remote_models
         await self._process.run()
 
     async def run(self, task: BatchTask, ctx: Context, model: Model | None = None) -> Any:
+        if (opened := self._find_opened(task.model)) is not None:
+            return await super().run(task, ctx, opened)
         return await self._process.call(lambda number: messages.Run(number, task, ctx), ctx.deadline)
 
-    async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+    def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        is_open = self._find_opened(task.model) is not None
+        return super().stream(task, ctx) if is_open else self._stream_from_process(task, ctx)
+
+    def _find_opened(self, name: str) -> Model | None:
+        """Return a model that runs in this process."""
+        model = self.registry.get(name)
+        return model if model is not None and _runs_here(model) else None
+
+    async def _stream_from_process(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         number, unread = 0, 0
 
         def make(chosen: int) -> messages.Stream:
@@ -229,8 +298,7 @@ class RemoteGateway(Gateway):
             number = chosen
             return messages.Stream.of(number, task, ctx)
 
-        opened = self._process.open(make, ctx.deadline)
-        try:
+        async with aclosing(self._process.open(make, ctx.deadline)) as opened:
             async for message in opened:
                 if isinstance(message, messages.Failure):
                     raise message.to_error()
@@ -240,8 +308,6 @@ class RemoteGateway(Gateway):
                     if unread == STREAM_WINDOW // 2:
                         self._process.notify(messages.More(number, unread))
                         unread = 0
-        finally:
-            await opened.aclose()
 
     async def wake(self, name: str, ctx: Context) -> None:
         await self._process.call(lambda number: messages.Wake(number, name, ctx), ctx.deadline)
@@ -260,6 +326,7 @@ class RemoteGateway(Gateway):
         self._process.notify(messages.Lag(seconds))
 
     def abort_generations(self) -> None:
+        super().abort_generations()
         self._process.abort_streams(Unavailable("the server is shutting down: send the request again", retry_after=1.0))
 
     def using_codec(self, name: str, ctx: Context) -> NoReturn:
@@ -275,27 +342,39 @@ class RemoteGateway(Gateway):
     def notify(self, message: Any) -> None:
         self._process.notify(message)
 
-    def _mirror(self, state: messages.Models | None) -> None:
-        """Copy the state of the model process; without it, every model is loading."""
-        before, registry = self.registry, Registry()
+    def _receive_state(self, state: messages.Models | None) -> None:
+        self._state = state
+        if self._remote_models is not None and state is not None:
+            self._remote_models.update(state.models)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Copy the state of the model process, and what is open here; without that process, all else is loading."""
+        before, registry, state = self.registry, Registry(), self._state
         if state is None:
             registry.pending_sources[MODEL_PROCESS] = "it is starting"
             for model in before:
-                registry.add(_starting(model))
+                registry.add(model if _runs_here(model) else _starting(model))
         else:
             registry.pending_sources |= state.pending_sources
             registry.answered_sources |= state.answered_sources
             for served in state.models:
-                registry.add(_to_model(served))
+                opened = self._remote_models.find(served.name) if self._remote_models is not None else None
+                registry.add(opened or to_model(served))
             for name in set(state.unloaded.values()):
                 aliases = tuple(alias for alias, of in state.unloaded.items() if of == name != alias)
                 registry.remember_unloaded(Model(name=name, aliases=aliases))
         self.registry, self.pending_sources = registry, registry.pending_sources
 
 
-def _to_model(state: messages.ModelState) -> Model:
-    is_ready = state.facts is not None and state.state == "ready"
-    runner: Any = RemoteRunner(state.facts, state.usable) if state.facts is not None and is_ready else None
+def _runs_here(model: Model) -> bool:
+    return model.runner is not None and not isinstance(model.runner, RemoteRunner)
+
+
+def to_model(state: messages.ModelState, plan: Plan | None = None, runner: Runner | None = None) -> Model:
+    """Return a model as the model process describes it. `runner`: where it runs; without one, in the model process."""
+    if runner is None and state.facts is not None and state.state == "ready":
+        runner = cast(Runner, RemoteRunner(state.facts, state.usable))
     return Model(
         name=state.name,
         aliases=state.aliases,
@@ -303,6 +382,7 @@ def _to_model(state: messages.ModelState) -> Model:
         created=state.created,
         state=state.state,
         runner=runner,
+        plan=plan,
         error=None if state.error is None else state.error.to_error(),
         required=state.required,
         is_sleeping=state.is_sleeping,

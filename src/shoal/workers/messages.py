@@ -5,20 +5,24 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import msgspec
+import numpy as np
 
 from shoal import errors
 from shoal.core.lifecycle.states import State
-from shoal.core.protocols import ModelFacts
+from shoal.core.protocols import BatchReport, GenerationReport, ModelFacts
 from shoal.decoding import msgpack_decoder
 from shoal.errors import InternalError, ShoalError
 from shoal.types import (
+    BatchFacts,
     BatchTask,
     Chunk,
     Context,
     Embedded,
     Generate,
+    Result,
     Scored,
     TaskKind,
+    TrafficClass,
     decode_array,
     encode_array,
     pack,
@@ -26,6 +30,8 @@ from shoal.types import (
 )
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+_NO_SCORES = np.empty((0, 0), np.float32)
 
 
 class _Message(msgspec.Struct, array_like=True):
@@ -97,6 +103,47 @@ class Lag(_Message, tag=8):
     seconds: float
 
 
+class Accepted(_Message, tag=12):
+    """A front accepted a request for a model that it runs itself. As Observer.accepted; no answer."""
+
+    model: str
+    task: TaskKind
+    items: int
+    traffic: TrafficClass
+
+
+class Finished(_Message, tag=13):
+    """The end of an accepted request. As Observer.finished, with what is counted of the result."""
+
+    model: str
+    task: TaskKind
+    outcome: str
+    seconds: float
+    tokens: list[int] | None = None
+    truncated: int = 0
+    facts: BatchFacts = BatchFacts()
+
+    @classmethod
+    def of(cls, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> Finished:
+        if result is None:
+            return cls(model, task, outcome, seconds)
+        return cls(model, task, outcome, seconds, result.tokens, result.truncated, result.facts)
+
+    def to_result(self) -> Result | None:
+        """Return a result without scores, for observers."""
+        if self.tokens is None:
+            return None
+        return Scored(scores=_NO_SCORES, tokens=self.tokens, truncated=self.truncated, facts=self.facts)
+
+
+class Batched(_Message, tag=14):
+    report: BatchReport
+
+
+class Generated(_Message, tag=15):
+    report: GenerationReport
+
+
 class Known(_Message, tag=9):
     """A front has read the Models of this version."""
 
@@ -123,9 +170,10 @@ class Event(_Message, tag=11):
     disconnected: bool = False
 
 
-FromFront: TypeAlias = (
-    Hello | Run | Stream | More | Cancel | Wake | AwaitServers | Refused | Lag | Known | Request | Event
-)
+Report: TypeAlias = Refused | Lag | Accepted | Finished | Batched | Generated
+"""What a front has seen, for the observer of the model process."""
+
+FromFront: TypeAlias = Hello | Run | Stream | More | Cancel | Wake | AwaitServers | Known | Request | Event | Report
 
 
 class Failure(_Message, tag=5):
@@ -148,7 +196,8 @@ class Failure(_Message, tag=5):
 
 
 class ModelState(msgspec.Struct, frozen=True):
-    """A served model, as in the registry. `usable`: whether a request would be answered now."""
+    """A served model, as in the registry. `usable`: whether a request would be answered now. `remote`: how a front can
+    run it without the model process (see ModelServer); empty if it cannot."""
 
     name: str
     aliases: tuple[str, ...]
@@ -161,6 +210,7 @@ class ModelState(msgspec.Struct, frozen=True):
     usable: bool
     facts: ModelFacts | None
     error: Failure | None
+    remote: bytes = b""
 
 
 class Models(_Message, tag=0):

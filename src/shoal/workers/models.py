@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, get_args
 
 from shoal.core.gateway import Gateway
+from shoal.core.protocols import Observer
 from shoal.core.registry import Model
 from shoal.errors import InternalError, ShoalError
 from shoal.types import Embedded
@@ -24,7 +26,7 @@ SETTLE_S = 1.0
 """Time that fronts have to learn of a change before its cause is answered."""
 
 _CALLS = {messages.Stream, messages.Request, messages.Wake, messages.AwaitServers}
-_REPORTS = {messages.Hello, messages.Known, messages.Refused, messages.Lag}
+_REPORTS = set(get_args(messages.Report))
 
 logger = logging.getLogger("shoal.workers")
 
@@ -38,6 +40,24 @@ class Front:
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.credits: dict[int, asyncio.Semaphore] = {}
         self.requests: dict[int, ForwardedRequest] = {}
+        self._entered: defaultdict[str, list[Model]] = defaultdict(list)
+
+    def enter(self, model: Model | None) -> None:
+        """Begin a request that the front runs itself: the model must stay loaded."""
+        if model is not None:
+            model.enter()
+            self._entered[model.name].append(model)
+
+    def leave(self, name: str) -> None:
+        """End such a request."""
+        if self._entered[name]:
+            self._entered[name].pop().leave()
+
+    def leave_all(self) -> None:
+        """End all such requests: the front is gone."""
+        for models in self._entered.values():
+            while models:
+                models.pop().leave()
 
     def put(self, message: messages.More | messages.Event | messages.Cancel) -> None:
         """Take a message about a call; it may have ended meanwhile."""
@@ -58,21 +78,27 @@ class Front:
 
 
 class ModelServer:
-    """Serves fronts over a Unix socket. `asgi` answers the requests that they hand over; `refused` and `record_lag`
-    take what they report."""
+    """Serves fronts over a Unix socket.
+
+    `asgi` answers the requests that they hand over; `observer` and `record_lag` take what they report.
+    `describe_remote` says how a front can run a model of another server itself, in words of its own (see
+    app/remote_models); b"" if it cannot.
+    """
 
     def __init__(
         self,
         gateway: Gateway,
         asgi: Callable[[Any, Any, Any], Awaitable[None]],
         *,
-        refused: Callable[[str], None],
+        observer: Observer,
         record_lag: Callable[[float], None],
+        describe_remote: Callable[[Model], bytes],
     ) -> None:
         self._gateway = gateway
         self._asgi = asgi
-        self._refused = refused
+        self._observer = observer
         self._record_lag = record_lag
+        self._describe_remote = describe_remote
         self._decoder = messages.decoder_from_front()
         self._fronts: dict[Link, Front] = {}
         self._state: messages.Models | None = None
@@ -115,7 +141,14 @@ class ModelServer:
         elif kind in _CALLS:
             self._call(link, front, message)
         elif kind in _REPORTS:
-            self._take_report(link, front, message)
+            self._take_report(front, message)
+        elif kind is messages.Known:
+            front.version = message.version
+            self._note_change()
+        elif kind is messages.Hello:
+            front.pid = message.pid
+            if self._state is not None:
+                link.send(self._state)
         else:
             front.put(message)
 
@@ -134,25 +167,31 @@ class ModelServer:
                 work = self._await_servers(link, message)
         self._start(link, front, message.id, work)
 
-    def _take_report(self, link: Link, front: Front, message: Any) -> None:
+    def _take_report(self, front: Front, message: messages.Report) -> None:
         match message:
+            case messages.Accepted():
+                front.enter(self._gateway.registry.get(message.model))
+                self._observer.accepted(message.model, message.task, message.items, message.traffic)
+            case messages.Finished():
+                self._observer.finished(
+                    message.model, message.task, message.outcome, message.seconds, message.to_result()
+                )
+                front.leave(message.model)
+            case messages.Batched():
+                self._observer.batched(message.report)
+            case messages.Generated():
+                self._observer.generated(message.report)
             case messages.Refused():
-                self._refused(message.kind)
+                self._observer.refused(message.kind)
             case messages.Lag():
                 self._record_lag(message.seconds)
-            case messages.Known():
-                front.version = message.version
-                self._note_change()
-            case messages.Hello():
-                front.pid = message.pid
-                if self._state is not None:
-                    link.send(self._state)
 
     def lose(self, link: Link) -> None:
         front = self._fronts.pop(link, None)
         if front is not None:
             for task in list(front.tasks.values()):
                 task.cancel()
+            front.leave_all()
             self._note_change()
 
     async def settle(self) -> None:
@@ -227,7 +266,7 @@ class ModelServer:
             return
         self._seen = seen
         self._version += 1
-        states = [_describe(model, answers) for model, answers in usable]
+        states = [_describe(model, answers, self._describe_remote(model)) for model, answers in usable]
         self._state = messages.Models(self._version, states, *seen[1:])
         for link in self._fronts:
             link.send(self._state)
@@ -246,7 +285,7 @@ def _identify(model: Model, usable: bool) -> Iterable[object]:
     return (model, model.state, model.note, model.is_sleeping, model.required, usable, id(facts), model.error)
 
 
-def _describe(model: Model, usable: bool) -> messages.ModelState:
+def _describe(model: Model, usable: bool, remote: bytes) -> messages.ModelState:
     card = model.card()
     return messages.ModelState(
         name=card.name,
@@ -260,4 +299,5 @@ def _describe(model: Model, usable: bool) -> messages.ModelState:
         usable=usable,
         facts=card.facts,
         error=None if model.error is None else messages.Failure.of(0, model.error),
+        remote=remote,
     )

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 SETUP_FAILED = 100
@@ -42,7 +44,8 @@ class Supervisor:
         self._models = models
         self._fronts = fronts
         self._drain_s = drain_s
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._threads = ThreadPoolExecutor(1 + len(fronts), "processes")
         self._has_served = False
         self._failure: int | None = None
 
@@ -52,16 +55,15 @@ class Supervisor:
         try:
             await stop.wait()
             for process in self._processes.values():
-                with contextlib.suppress(ProcessLookupError):
-                    process.terminate()
+                process.terminate()
             _, late = await asyncio.wait(tasks, timeout=self._drain_s + KILL_S)
             if late:
                 logger.warning("%s did not end in time and are killed", ", ".join(self._processes))
         finally:
             for process in self._processes.values():
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                process.kill()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._threads.shutdown()
         return self._failure or 0
 
     async def _keep(self, program: Program, stop: asyncio.Event) -> None:
@@ -85,22 +87,29 @@ class Supervisor:
                     await stop.wait()
 
     async def _run_once(self, program: Program) -> int:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", program.module, *program.arguments),
-            stdin=asyncio.subprocess.PIPE,
-            pass_fds=program.files,
-            start_new_session=True,  # Ctrl-C in a terminal reaches only the supervisor
-        )
-        self._processes[program.name] = process
+        self._processes[program.name] = process = _start(program)
         try:
-            assert process.stdin is not None
-            with contextlib.suppress(ConnectionError):  # it ended first
-                process.stdin.write(program.payload)
-                await process.stdin.drain()
-                process.stdin.close()
-            return await process.wait()
+            return await asyncio.get_running_loop().run_in_executor(self._threads, _wait, process, program.payload)
         finally:
             del self._processes[program.name]
+
+
+def _start(program: Program) -> subprocess.Popen[bytes]:
+    """Start a process from the main thread: it ends with the thread that started it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", program.module, *program.arguments],
+        stdin=subprocess.PIPE,
+        pass_fds=program.files,
+        start_new_session=True,  # Ctrl-C in a terminal reaches only the supervisor
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], payload: bytes) -> int:
+    """Give a process its input, and return its exit code once it has ended."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin:  # it may end first
+        process.stdin.write(payload)
+    return process.wait()
 
 
 def _describe_end(code: int) -> str:

@@ -35,6 +35,7 @@ SAMPLES: dict[type[inspect.Type], tuple[str, str, Any]] = {
 SHAPED: dict[str, tuple[str, str, Any]] = {
     "triton_metadata": ("x-key: abc", '["x-key: abc"]', ("x-key: abc",)),
     "ignore_parameters": ("min_p", '["min_p"]', ("min_p",)),
+    "workers": ("8", "8", 8),
 }
 """The same by name, where the text has a form of its own."""
 
