@@ -48,6 +48,8 @@ class _EnvironmentApp:
                 _log.warning(warning)
             if loaded.settings.grpc_port is not None or loaded.settings.grpc_socket is not None:
                 _log.warning("grpc_port and grpc_socket have no effect here: gRPC is served by `shoal serve`")
+            if loaded.settings.workers != 1:
+                _log.warning("workers has no effect here: start more processes of this ASGI server, or `shoal serve`")
             self._asgi = app.asgi if _is_protected(loaded) else local_only(app.asgi)
             await send({"type": "lifespan.startup.complete"})
             await receive()

@@ -248,13 +248,15 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     """Who asks, and until when.
 
     `deadline` is absolute, in seconds of the monotonic clock, which all processes of a host share. `client` is the
-    key, else the trusted user header, else the peer address. `traffic` None lets the request's size decide.
+    key, else the trusted user header, else the peer address. `traffic` None lets the request's size decide. `session`:
+    what the client says this request belongs to; "" if nothing.
     """
 
     id: str
     deadline: float
     client: str = ""
     traffic: TrafficClass | None = None
+    session: str = ""
 
     def remaining(self, now: float | None = None) -> float:
         """Seconds left, never negative."""
@@ -351,9 +353,10 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
     `usage` is that of the whole request: it comes once, on the stream's last chunk, which holds nothing else. `raw`:
     (dialect, bytes) as an upstream sent them, whole events or the whole body, so that passing them on stays
-    byte-exact; beside it only `usage` may be set. `cut`: on the first chunk, how many messages of a conversation that
-    was too long were left out by the model's prompt_truncation, and in `ignored` the fields of the request that the
-    model cannot honor and that did not fail it.
+    byte-exact; beside it only `usage` and `replica` may be set. `cut`: on the first chunk, how many messages of a
+    conversation that was too long were left out by the model's prompt_truncation, and in `ignored` the fields of the
+    request that the model cannot honor and that did not fail it. `replica`: on the first chunk, the number of the
+    replica that answers, if there are several.
     """
 
     text: str = ""
@@ -366,6 +369,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     raw: tuple[str, bytes] | None = None
     cut: int = 0
     ignored: tuple[str, ...] = ()
+    replica: int | None = None
 
 
 class DurationStat(msgspec.Struct, frozen=True, kw_only=True):

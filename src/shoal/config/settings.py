@@ -386,6 +386,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "The header x-shoal-ignored lists them."
         ),
     ] = ()
+    replica_routing: Annotated[
+        Literal["session", "prefix", "load"],
+        _generation(
+            "Which of several replicas answers. session: requests of one session (x-session-id, prompt_cache_key, "
+            "user) go to one; prefix: so do others that begin alike; load: the one with the fewest tokens in flight."
+        ),
+    ] = "session"
     strip_parameters: Annotated[
         tuple[Name, ...],
         _generation("Request fields not to forward to an OpenAI-compatible server; repeatable."),

@@ -21,13 +21,14 @@ _ALLOWED_HEADERS = ", ".join(
         "x-api-key",
         "x-request-id",
         "x-request-timeout",
+        "x-session-id",
         "x-shoal-class",
         *(f"x-stainless-{name}" for name in _STAINLESS.split()),
     ]
 ).encode()
 _EXPOSED_HEADERS = (
-    b"retry-after, server-timing, x-request-id, x-shoal-batch-id, x-shoal-batch-size, x-shoal-batches, x-shoal-flush, "
-    b"x-shoal-queue-ms, x-shoal-space, x-shoal-token-ids, x-shoal-truncated"
+    b"retry-after, server-timing, x-request-id, x-shoal-backend, x-shoal-batch-id, x-shoal-batch-size, "
+    b"x-shoal-batches, x-shoal-flush, x-shoal-queue-ms, x-shoal-space, x-shoal-token-ids, x-shoal-truncated"
 )
 _MAX_AGE = (b"access-control-max-age", b"600")
 _VARY = (b"vary", b"origin")

@@ -28,6 +28,9 @@ ErrorRenderer: TypeAlias = Callable[[ShoalError], tuple[int, dict[str, str], byt
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 """Ids of requests that clients may choose."""
 
+MAX_SESSION = 256
+"""Bytes of a session's name that count."""
+
 JSON = (b"content-type", b"application/json")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
@@ -159,7 +162,8 @@ class Request:
         """Return the Context for the gateway, which counts the outcome of the request from here on."""
         self.is_handed_over = True
         traffic = self.traffic if b"x-shoal-class" in self.headers else self.key_class
-        return Context(id=self.id, deadline=self.deadline, client=self.client, traffic=traffic)
+        session = self.headers.get(b"x-session-id", b"")[:MAX_SESSION].decode("latin-1")
+        return Context(id=self.id, deadline=self.deadline, client=self.client, traffic=traffic, session=session)
 
     def require_access(self, access: Access) -> None:
         """Require more access than the route does, depending on the body. Raises Unauthorized or Forbidden."""

@@ -42,5 +42,6 @@ def build_generation_options(
         default_max_tokens=settings.default_max_tokens,
         ignore=frozenset(settings.ignore_parameters),
         threads=threads,
+        routing=settings.replica_routing,
         patience_s=min(PATIENCE_S, settings.first_token_timeout_s * 0.9),
     )

@@ -67,16 +67,17 @@ class AnswerReader:
     """Parses the events or the single body of one answer into chunks. `usage` is the last one reported.
 
     `read` raises UpstreamRefused for any other JSON and for an error in mid-stream; the message never contains Shoal's
-    `key`. `finish` returns the last chunks: the finish reasons, held back because some servers continue after sending
-    one, then the usage.
+    `key`. `replica` goes on the first chunk. `finish` returns the last chunks: the finish reasons, held back because
+    some servers continue after sending one, then the usage.
     """
 
-    def __init__(self, *, reasoning: bool = True, key: bytes = b"") -> None:
+    def __init__(self, *, reasoning: bool = True, key: bytes = b"", replica: int | None = None) -> None:
         self.usage: Usage | None = None
         self._key = key
         self._reasoning = reasoning
         self._reasons: dict[int, str] = {}  # by choice that began; "" if there is none yet
         self._calls = ToolCalls()
+        self._replica = replica
 
     @property
     def began(self) -> bool:
@@ -98,7 +99,15 @@ class AnswerReader:
         if answer.usage is not None:
             self.usage = answer.usage.to_usage()
         for place, choice in enumerate(answer.choices or ()):
-            yield from self._chunks(choice, place if choice.index is None else choice.index)
+            chunks = self._chunks(choice, place if choice.index is None else choice.index)
+            yield from chunks if self._replica is None else self._mark(chunks)
+
+    def _mark(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        """Yield the chunks, the first one with the number of the replica."""
+        for chunk in chunks:
+            yield msgspec.structs.replace(chunk, replica=self._replica)
+            self._replica = None
+            yield from chunks
 
     def finish(self) -> Iterator[Chunk]:
         for index, reason in self._reasons.items():

@@ -303,6 +303,7 @@ def _open_generator(target: Target, clients: Sequence[Client], facts: ModelFacts
         strip=frozenset(settings.strip_parameters),
         defaults=defaults,
         first_token_timeout_s=settings.first_token_timeout_s,
+        routing=settings.replica_routing,
     )
     fleet.start()
     return UpstreamRunner(fleet, facts, options)

@@ -12,6 +12,7 @@ from typing import Self
 
 from shoal.backends.base.http_client import Client
 from shoal.backends.base.presence import Presence
+from shoal.core.generation.affinity import NO_DEMAND, Demand, Load, choose
 from shoal.core.protocols import ReplicaStatus
 from shoal.core.scheduling.ejection import Ejection
 from shoal.errors import DeadlineExceeded, TransportFailed, Unavailable, UpstreamFailed, UpstreamRefused
@@ -36,12 +37,14 @@ LONGEST_PAUSE_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class Replica(Ejection):
-    """One server, with its names for the model and its LoRAs. `last_pick`: a counter value from its last pick."""
+    """One server, with its names for the model and its LoRAs. `tokens`: those of the requests in flight, as estimated;
+    `last_pick`: a counter value from its last pick."""
 
     client: Client
     model: str
     adapters: Mapping[str, str] = field(default_factory=dict)
     in_flight: int = 0
+    tokens: int = 0
     last_pick: int = 0
     longest_s: float = field(default=LONGEST_PAUSE_S, kw_only=True)
     _presence: Presence = field(init=False)
@@ -82,14 +85,15 @@ class Replica(Ejection):
 
 
 class Attempt:
-    """One request in flight at one replica; the replica records how it ends.
+    """One request in flight at one replica, of so many tokens; the replica records how it ends.
 
     `first_s`: seconds that the request may wait for its first piece, counted from `since` (infinite: until `deadline`);
     times are of `time.monotonic()`. A cancellation after that is a timeout, an earlier one a client disconnect.
     """
 
-    def __init__(self, replica: Replica, *, since: float, first_s: float, deadline: float) -> None:
+    def __init__(self, replica: Replica, *, since: float, first_s: float, deadline: float, tokens: int = 0) -> None:
         self.replica = replica
+        self._tokens = tokens
         self._silent_at = since + SILENCE * first_s
         self._deadline = deadline
         self._has_answered = False
@@ -102,10 +106,12 @@ class Attempt:
 
     def __enter__(self) -> Self:
         self.replica.in_flight += 1
+        self.replica.tokens += self._tokens
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.replica.in_flight -= 1
+        self.replica.tokens -= self._tokens
         if error is None:
             return
         if isinstance(error, UpstreamRefused):
@@ -139,17 +145,18 @@ class ServerPool:
     def ready(self) -> bool:
         return any(replica.alive for replica in self.replicas)
 
-    def pick(self, tried: Collection[Replica] = ()) -> Replica:
-        """Return the replica with the fewest requests in flight that is not in `tried`, round robin on ties. Raises
-        Unavailable if all were tried."""
+    def pick(self, tried: Collection[Replica] = (), demand: Demand = NO_DEMAND) -> Replica:
+        """Return a replica that is not in `tried` (see core.generation.affinity). Raises Unavailable if all were
+        tried."""
         left = [replica for replica in self.replicas if replica not in tried] if tried else self.replicas
         if not left:
             raise Unavailable("no server of the model can accept the request now: try again soon", retry_after=1.0)
         choice = left[0]
         if len(left) > 1:
             now = self._clock()
-            usable = [replica for replica in left if replica.is_usable(now)]
-            choice = min(usable or left, key=lambda replica: (replica.in_flight, replica.last_pick))
+            usable = [replica for replica in left if replica.is_usable(now)] or left
+            loads = [Load(each.in_flight, each.tokens, each.last_pick) for each in usable]
+            choice = usable[choose([each.client.base for each in usable], loads, demand)]
         self._picks += 1
         choice.last_pick = self._picks
         return choice

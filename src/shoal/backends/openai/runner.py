@@ -9,6 +9,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from shoal.backends.base.http_answer import Answer, RequestNotSent, is_json
 from shoal.backends.base.http_client import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, Response
 from shoal.backends.openai import errors
@@ -18,6 +20,7 @@ from shoal.backends.openai.replicas import Attempt, Replica, ServerPool
 from shoal.backends.openai.request import build_request
 from shoal.backends.openai.sse import EventSplitter, has_data, is_done, payload, split_data_events
 from shoal.backends.openai.stream_passthrough import RESPONSES, PassThroughStream
+from shoal.core.generation.affinity import NO_DEMAND, Routing, estimate_demand
 from shoal.core.protocols import ModelFacts, ReplicaStatus
 from shoal.errors import InvalidValue, ShoalError, TransportFailed, Unsupported, UpstreamFailed, UpstreamRefused
 from shoal.types import BatchTask, Chunk, Context, Generate, Result
@@ -37,11 +40,12 @@ RETRYABLE_STATUSES = frozenset({429, 502, 503})
 class UpstreamOptions:
     """`strip`: fields that are never passed on. `defaults`: fields of chat and completions for requests without them,
     by wire name. `first_token_timeout_s`: time without a first piece after which the gateway ends a stream; it counts
-    as a failure of the replica."""
+    as a failure of the replica. `routing`: how replicas are chosen."""
 
     strip: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     first_token_timeout_s: float = 60.0
+    routing: Routing = "session"
 
 
 class _UpstreamRequest(NamedTuple):
@@ -70,6 +74,7 @@ class UpstreamRunner:
         self._facts = facts
         self._options = options or UpstreamOptions()
         self._lacks_responses = False
+        self._has_several = len(fleet.replicas) > 1
 
     @property
     def facts(self) -> ModelFacts:
@@ -122,13 +127,14 @@ class UpstreamRunner:
             return _UpstreamRequest(PATHS[dialect], body, dialect)
 
         names = ModelNameRewriter(requested_model(fields) or task.model)
-        response, attempt = await self._open_response(make_request, ctx, streams=task.stream)
+        response, attempt = await self._open_response(make_request, task, ctx)
+        number = self._find_number(attempt.replica)
         with attempt, response:
             _check_content_type(response, attempt.replica.client.base, streams=task.stream)
             if not task.stream:
                 answer = await _read_whole(response, attempt)
                 usage = read_whole(answer) if dialect != RESPONSES else parse_usage(_check_json(answer))
-                yield Chunk(raw=(dialect, names(answer.body)), usage=usage)
+                yield Chunk(raw=(dialect, names(answer.body)), usage=usage, replica=number)
                 attempt.replica.record_success()
                 return
             passed = PassThroughStream(dialect, names, response.key)
@@ -138,6 +144,8 @@ class UpstreamRunner:
                 if passed.has_ended:
                     response.finish()
                 if chunk is not None:
+                    if number is not None:
+                        chunk, number = msgspec.structs.replace(chunk, replica=number), None
                     yield chunk
                 if passed.error is not None:
                     raise passed.error
@@ -151,10 +159,11 @@ class UpstreamRunner:
             options = self._options
             return _UpstreamRequest(*build_request(task, model, strip=options.strip, defaults=options.defaults))
 
-        response, attempt = await self._open_response(make_request, ctx, streams=task.stream)
+        response, attempt = await self._open_response(make_request, task, ctx)
         with attempt, response:
             _check_content_type(response, attempt.replica.client.base, streams=task.stream)
-            answer = AnswerReader(reasoning=task.include_reasoning, key=response.key)
+            number = self._find_number(attempt.replica)
+            answer = AnswerReader(reasoning=task.include_reasoning, key=response.key, replica=number)
             if not task.stream:
                 for chunk in answer.read(_check_json(await _read_whole(response, attempt))):
                     yield chunk
@@ -175,18 +184,25 @@ class UpstreamRunner:
         for chunk in answer.finish():
             yield chunk
 
+    def _find_number(self, replica: Replica) -> int | None:
+        """Return the number of a replica, if there are several."""
+        return self._fleet.replicas.index(replica) if self._has_several else None
+
     async def _open_response(
-        self, make_request: Callable[[Replica], _UpstreamRequest], ctx: Context, *, streams: bool
+        self, make_request: Callable[[Replica], _UpstreamRequest], task: Generate, ctx: Context
     ) -> tuple[Response, Attempt]:
         """Return the response of the first replica that accepts the request, else raise the error. The caller must use
         both in a `with` block, and record success."""
         tried: list[Replica] = []
         since = time.monotonic()
-        first_s = self._options.first_token_timeout_s if streams else math.inf
+        first_s = self._options.first_token_timeout_s if task.stream else math.inf
+        demand = NO_DEMAND
+        if self._has_several:
+            demand = estimate_demand(task, ctx, self._options.routing)
         while True:
-            replica = self._fleet.pick(tried)
+            replica = self._fleet.pick(tried, demand)
             tried.append(replica)
-            attempt = Attempt(replica, since=since, first_s=first_s, deadline=ctx.deadline)
+            attempt = Attempt(replica, since=since, first_s=first_s, deadline=ctx.deadline, tokens=demand.tokens)
             with attempt:
                 error = await self._try_replica(attempt, make_request(replica), ctx)
             if isinstance(error, Response):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from shoal.core.generation.affinity import NO_DEMAND, Demand, Routing, estimate_demand
 from shoal.core.generation.merging import merge_streams
 from shoal.core.generation.replica_selection import ReplicaSelector
 from shoal.core.generation.sampling import (
@@ -64,7 +65,7 @@ class GenerationOptions:
 
     `model` is its name here. `sampling` holds its defaults (supported fields only). `default_max_tokens` is the answer
     length if a request sets none (0: whatever fits the context). Unsupported fields in `ignore` are ignored. A replica
-    that keeps a request for `patience_s` without a first piece is avoided.
+    that keeps a request for `patience_s` without a first piece is avoided. `routing`: how replicas are chosen.
     """
 
     model: str
@@ -73,6 +74,7 @@ class GenerationOptions:
     ignore: frozenset[str] = frozenset()
     threads: Threads | None = None
     patience_s: float = PATIENCE_S
+    routing: Routing = "session"
 
 
 @dataclass(slots=True)
@@ -121,20 +123,28 @@ class _Answer:
 
 @dataclass(slots=True)
 class _Request:
-    """The answers of a request, by prompt. `best_of` of each prompt are generated. `cut` and `ignored` are those of
-    Chunk, until they are marked on the first one."""
+    """The answers of a request, by prompt. `best_of` of each prompt are generated. `cut`, `ignored` and `replica` are
+    those of Chunk, for the first one; `is_marked`: that one has them, or there are none."""
 
     prompts: Sequence[Prompt]
     best_of: int
     cut: int
     ignored: tuple[str, ...]
     answers: list[list[_Answer]] = field(default_factory=list)
+    replica: int | None = None
+    is_marked: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_marked = not (self.cut or self.ignored)
+
+    def set_replica(self, number: int) -> None:
+        self.replica = number
+        self.is_marked = False
 
     def mark(self, chunk: Chunk) -> Chunk:
-        """Return the chunk, which is the first one, with what was left out of the request."""
-        marked = msgspec.structs.replace(chunk, cut=self.cut, ignored=self.ignored)
-        self.cut, self.ignored = 0, ()
-        return marked
+        """Return the chunk, which is the first one, with what is to be said of the request."""
+        self.is_marked = True
+        return msgspec.structs.replace(chunk, cut=self.cut, ignored=self.ignored, replica=self.replica)
 
     def usage(self) -> Usage:
         """Sum the usage. A backend's prompt count takes precedence over ours: it saw what the model actually read."""
@@ -170,7 +180,7 @@ class GenerationRunner:
         self.generators = generators
         self.options = options
         self._facts = facts
-        self._selector = ReplicaSelector(len(generators), options.patience_s, clock)
+        self._selector = ReplicaSelector([each.facts.name for each in generators], options.patience_s, clock)
         self._generator_facts = generators[0].facts
         self._logged_names: set[str] = set()
 
@@ -192,14 +202,16 @@ class GenerationRunner:
         request = await self._prepare(task)
         ((answer,),) = request.answers
         if not answer.reason:
-            async with self._open_pieces(answer, ctx) as (first, pieces):
+            async with self._open_pieces(answer, ctx) as (number, first, pieces):
+                if len(self.generators) > 1:
+                    request.set_replica(number)
                 piece = first
                 while piece is not None:
                     for chunk in answer.push(piece):
-                        yield request.mark(chunk) if request.cut or request.ignored else chunk
+                        yield chunk if request.is_marked else request.mark(chunk)
                     piece = None if answer.reason else await anext(pieces, None)
         for chunk in answer.finish():
-            yield request.mark(chunk) if request.cut or request.ignored else chunk
+            yield chunk if request.is_marked else request.mark(chunk)
         yield Chunk(usage=request.usage())
 
     async def _stream_choices(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
@@ -210,7 +222,7 @@ class GenerationRunner:
             chunks = _select_best(task, chunks, request.best_of)
         async with aclosing(chunks):
             async for chunk in chunks:
-                yield request.mark(chunk) if request.cut or request.ignored else chunk
+                yield chunk if request.is_marked else request.mark(chunk)
         yield Chunk(usage=request.usage())
 
     def check(self, task: Generate) -> None:
@@ -381,7 +393,7 @@ class GenerationRunner:
     async def _stream_answer(self, answer: _Answer, ctx: Context) -> AsyncGenerator[Chunk]:
         """Stream one of several answers."""
         if not answer.reason:
-            async with self._open_pieces(answer, ctx) as (first, pieces):
+            async with self._open_pieces(answer, ctx) as (_, first, pieces):
                 piece = first
                 while piece is not None:
                     for chunk in answer.push(piece):
@@ -393,17 +405,20 @@ class GenerationRunner:
     @asynccontextmanager
     async def _open_pieces(
         self, answer: _Answer, ctx: Context
-    ) -> AsyncGenerator[tuple[Piece | None, AsyncGenerator[Piece]]]:
-        """Open one answer on the replica with the fewest answers in flight: its first piece (None: it has none) and the
-        later ones. Falls back to another replica if that one cannot be reached, or is full, before its first piece."""
+    ) -> AsyncGenerator[tuple[int, Piece | None, AsyncGenerator[Piece]]]:
+        """Open one answer on a replica: its number, its first piece (None: it has none) and the later ones. Falls back
+        to another replica if that one cannot be reached, or is full, before its first piece."""
         task = answer.task
         sampling = self._to_backend_sampling(task)
+        demand = NO_DEMAND
+        if len(self.generators) > 1:
+            demand = estimate_demand(task, ctx, self.options.routing)
         tried: set[int] = set()
         while True:
-            number = self._pick_replica(tried)
+            number = self._pick_replica(tried, demand)
             tried.add(number)
             generate = self.generators[number].generate
-            began = self._selector.begin(number)
+            began = self._selector.begin(number, demand)
             opened = answered = failed = False
             try:
                 async with aclosing(
@@ -413,24 +428,24 @@ class GenerationRunner:
                     opened, answered = True, first is not None
                     if answered:
                         self._selector.record_first_piece(number)
-                    yield first, pieces
+                    yield number, first, pieces
                 return
             except (TransportFailed, EngineFailed, Overloaded) as error:
                 failed = not isinstance(error, Overloaded)
                 if opened or isinstance(error, EngineFailed) or not self._untried_replicas(tried):
                     raise
             finally:
-                self._selector.end(number, began, answered=answered, failed=failed)
+                self._selector.end(number, began, answered=answered, failed=failed, demand=demand)
 
     def _untried_replicas(self, tried: Collection[int]) -> list[int]:
         return [at for at, generator in enumerate(self.generators) if at not in tried and generator.ready()]
 
-    def _pick_replica(self, tried: Collection[int]) -> int:
+    def _pick_replica(self, tried: Collection[int], demand: Demand) -> int:
         """Pick a replica's number. Raises Unavailable if none is ready."""
         there = self._untried_replicas(tried)
         if not there:
             raise Unavailable(f"no replica of {self.options.model!r} is available: try again soon", retry_after=1.0)
-        return self._selector.pick(there)
+        return self._selector.pick(there, demand)
 
 
 async def _select_best(task: Generate, chunks: AsyncGenerator[Chunk], best_of: int) -> AsyncGenerator[Chunk]:

@@ -71,6 +71,7 @@ class LineEncoder:
     ) -> None:
         self.cut = 0
         self.ignored: tuple[str, ...] = ()
+        self.replica: int | None = None
         self._kind = kind
         self._model = model
         self._request = request
@@ -112,6 +113,7 @@ class LineEncoder:
             self._first = self._clock()
         self.cut += chunk.cut
         self.ignored += chunk.ignored
+        self.replica = chunk.replica if self.replica is None else self.replica
         self._pieces += bool(chunk.text or chunk.reasoning or chunk.tools)
         line = Line(text=chunk.text, thinking=chunk.reasoning, logprobs=list(chunk.logprobs))
         for delta in chunk.tools:

@@ -24,6 +24,7 @@ EVENT_STREAM: Headers = [
 HEADER_DOCS = {
     "server-timing": "Milliseconds until the first token, and in total; not for streams.",
     "x-shoal-prompt-cut": "Messages dropped because the conversation was too long; absent if none.",
+    "x-shoal-backend": "Number of the replica that answers, of several, in the order of their addresses.",
     "x-shoal-ignored": "Fields of the request that the model does not support and that were ignored; absent if none.",
 }
 
@@ -58,6 +59,7 @@ class Answer(msgspec.Struct):
     pieces: int = 0
     cut: int = 0
     ignored: tuple[str, ...] = ()
+    replica: int | None = None
 
 
 async def collect(chunks: AsyncGenerator[Chunk]) -> Answer:
@@ -72,6 +74,8 @@ async def collect(chunks: AsyncGenerator[Chunk]) -> Answer:
             answer.first_s = answer.first_s or time.monotonic() - began
             if chunk.usage is not None:
                 answer.usage = chunk.usage
+            if chunk.replica is not None:
+                answer.replica = chunk.replica
             if chunk.cut or chunk.ignored:
                 answer.cut += chunk.cut
                 answer.ignored += chunk.ignored
@@ -158,17 +162,21 @@ def estimate_answer_start(usage: Usage, first_s: float, seconds: float, pieces: 
 
 
 class PromptRemarks(Protocol):
-    """Reports what was left out of a request: a chunk, or an object collected from chunks."""
+    """Says what was left out of a request and which replica answers it: a chunk, or what is collected from chunks."""
 
     @property
     def cut(self) -> int: ...
     @property
     def ignored(self) -> tuple[str, ...]: ...
+    @property
+    def replica(self) -> int | None: ...
 
 
 def prompt_headers(remarks: PromptRemarks | None) -> Headers:
-    """Return the headers that report left-out messages and ignored fields."""
+    """Return the headers that report left-out messages, ignored fields and the replica."""
     made: Headers = []
+    if remarks is not None and remarks.replica is not None:
+        made.append((b"x-shoal-backend", b"%d" % remarks.replica))
     if remarks is not None and remarks.cut:
         made.append((b"x-shoal-prompt-cut", b"%d" % remarks.cut))
     if remarks is not None and remarks.ignored:

@@ -69,10 +69,10 @@ async def chunks_of(runner: UpstreamRunner, task: Generate, ctx: Context | None 
 
 
 def passed_on(chunks: Sequence[Chunk]) -> bytes:
-    """Return the bytes that a client reads; every chunk has one dialect and nothing else but usage."""
+    """Return the bytes that a client reads; every chunk has one dialect, and else only usage and the replica."""
     out = b""
     for chunk in chunks:
         assert chunk.raw is not None
-        assert chunk == Chunk(raw=chunk.raw, usage=chunk.usage)
+        assert chunk == Chunk(raw=chunk.raw, usage=chunk.usage, replica=chunk.replica)
         out += chunk.raw[1]
     return out

@@ -27,7 +27,7 @@ def spend(selector: ReplicaSelector, clock: Clock, at: int, seconds: float, *, a
 
 
 def test_the_fewest_in_flight_and_ties_in_turn(clock: Clock) -> None:
-    selector = ReplicaSelector(3, 10, clock)
+    selector = ReplicaSelector(["a", "b", "c"], 10, clock)
     assert [selector.pick([0, 1, 2]) for _ in range(4)] == [0, 1, 2, 0]
     selector.begin(1)
     assert [selector.pick([0, 1, 2]) for _ in range(3)] == [2, 0, 2]
@@ -36,7 +36,7 @@ def test_the_fewest_in_flight_and_ties_in_turn(clock: Clock) -> None:
 
 def test_a_silent_replica_is_paused_and_tried_again(clock: Clock) -> None:
     """A silent replica is tried with one request at a time after growing pauses; a first chunk restores it."""
-    selector = ReplicaSelector(2, 10, clock)
+    selector = ReplicaSelector(["a", "b"], 10, clock)
     spend(selector, clock, 0, 9, answered=False)
     assert selector.pick([0, 1]) == 0
     spend(selector, clock, 0, 10, answered=False)
@@ -57,7 +57,7 @@ def test_a_silent_replica_is_paused_and_tried_again(clock: Clock) -> None:
 
 
 def test_pauses_have_an_end(clock: Clock) -> None:
-    selector = ReplicaSelector(2, 1, clock)
+    selector = ReplicaSelector(["a", "b"], 1, clock)
     for _ in range(50):
         spend(selector, clock, 0, 1, answered=False)
     clock.now += LONGEST_PAUSE_S
@@ -66,7 +66,7 @@ def test_pauses_have_an_end(clock: Clock) -> None:
 
 def test_the_last_replica_is_always_used(clock: Clock) -> None:
     """The last replica is always used: an error is better than no answer."""
-    selector = ReplicaSelector(2, 1, clock)
+    selector = ReplicaSelector(["a", "b"], 1, clock)
     for at in (0, 1):
         spend(selector, clock, at, 1, answered=False)
     assert selector.pick([0]) == 0
