@@ -1,0 +1,83 @@
+"""Metrics of several processes as one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from shoal.observability.process_totals import ProcessTotals
+
+SUMS = ("process_virtual_memory_bytes", "process_resident_memory_bytes", "process_open_fds")
+
+
+@pytest.fixture
+def other() -> Iterator[int]:
+    """Return the id of another process that waits."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process.pid
+        process.kill()
+
+
+def read(*others: int) -> dict[str, float]:
+    return {
+        sample.name: sample.value for metric in ProcessTotals(lambda: others).collect() for sample in metric.samples
+    }
+
+
+def test_alone_it_is_the_usual_collector() -> None:
+    """Without others, the metrics are those of this process."""
+    alone = read()
+    assert alone["process_open_fds"] > 0
+    assert set(alone) == {
+        "process_virtual_memory_bytes",
+        "process_resident_memory_bytes",
+        "process_start_time_seconds",
+        "process_cpu_seconds_total",
+        "process_open_fds",
+        "process_max_fds",
+    }
+
+
+def test_sizes_are_added(other: int) -> None:
+    """Memory, files and processor time of all processes are one number each."""
+    alone, both = read(), read(other)
+    for name in SUMS:
+        assert both[name] > alone[name]
+    assert both["process_cpu_seconds_total"] >= alone["process_cpu_seconds_total"]
+    assert set(both) == set(alone)
+
+
+def test_start_and_limit_are_the_least(other: int) -> None:
+    """The start is that of the oldest process, and the limit of files the lowest one."""
+    alone, both = read(), read(other)
+    assert both["process_start_time_seconds"] == alone["process_start_time_seconds"]
+    assert both["process_max_fds"] <= alone["process_max_fds"]
+
+
+def test_this_process_twice_is_twice() -> None:
+    """Each id counts, whatever it is."""
+    assert read(os.getpid())["process_virtual_memory_bytes"] >= 1.9 * read()["process_virtual_memory_bytes"]
+
+
+def test_a_process_that_has_ended_is_left_out() -> None:
+    """A front that died a moment ago does not fail the metrics, also before it was waited for."""
+    alone = read()
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    as_zombie = read(process.pid)
+    process.wait()
+    gone = read(process.pid)
+    assert set(as_zombie) == set(gone) == set(alone)
+
+
+def test_it_registers() -> None:
+    """A registry accepts the collector and renders each metric once."""
+    registry = CollectorRegistry()
+    registry.register(ProcessTotals(list))
+    names = [metric.name for metric in registry.collect()]
+    assert len(names) == len(set(names)) == 6
