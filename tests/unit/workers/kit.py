@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -83,7 +84,7 @@ async def model_end(
     finally:
         end.done.cancel()
         await asyncio.wait([end.done])
-        path.unlink()
+        os.unlink(path)
 
 
 @asynccontextmanager

@@ -83,8 +83,8 @@ async def test_a_stream_yields_every_chunk(path: Path) -> None:
     """A stream longer than the window arrives whole, in order."""
     words = 5 * STREAM_WINDOW + 3
     async with pair(build_gateway(build_model(Embedder(("generate",)))), path) as (remote, _):
-        async with aclosing(remote.stream(generate(words), CONTEXT)) as chunks:
-            assert [chunk.text async for chunk in chunks] == [str(word) for word in range(words)]
+        texts = [chunk.text async for chunk in remote.stream(generate(words), CONTEXT)]
+        assert texts == [str(word) for word in range(words)]
 
 
 async def test_a_stream_waits_for_its_reader(path: Path) -> None:
@@ -99,14 +99,15 @@ async def test_a_stream_waits_for_its_reader(path: Path) -> None:
                 yield Chunk(text="x")
 
     async with pair(build_gateway(build_model(Counting(("generate",)))), path) as (remote, _):
-        async with aclosing(remote.stream(generate(1), CONTEXT)) as chunks:
+        chunks = remote.stream(generate(1), CONTEXT)
+        await anext(chunks)
+        await until(lambda: produced == STREAM_WINDOW + 1)
+        assert not await remote.wait_for_first_answer(0.0)  # whatever was on its way has arrived
+        assert produced == STREAM_WINDOW + 1
+        for _ in range(STREAM_WINDOW):
             await anext(chunks)
-            await until(lambda: produced == STREAM_WINDOW + 1)
-            assert not await remote.wait_for_first_answer(0.0)  # whatever was on its way has arrived
-            assert produced == STREAM_WINDOW + 1
-            for _ in range(STREAM_WINDOW):
-                await anext(chunks)
-            await until(lambda: produced > STREAM_WINDOW + 1)
+        await until(lambda: produced > STREAM_WINDOW + 1)
+        await chunks.aclose()
 
 
 async def test_a_closed_stream_stops_the_model(path: Path) -> None:

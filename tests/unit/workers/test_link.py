@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+from itertools import pairwise
 from typing import Any, cast
 
 import msgspec
@@ -76,7 +78,7 @@ def test_any_split_gives_the_same_messages(sent: list[Any], cuts: list[int]) -> 
         endpoint = Endpoint()
         link, _ = connect(endpoint)
         edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-        for start, stop in zip(edges, edges[1:], strict=False):
+        for start, stop in pairwise(edges):
             link.data_received(data[start:stop])
         assert endpoint.received == sent
 
@@ -178,8 +180,6 @@ async def test_a_large_message_arrives_over_a_socket() -> None:
             def receive(self, link: Link, message: Any) -> None:
                 seen.append(message)
                 far.set()
-
-        import socket
 
         one, other = socket.socketpair()
         loop = asyncio.get_running_loop()

@@ -119,12 +119,12 @@ async def test_a_process_that_keeps_ending_waits_longer(
         return timeout(0 if len(delays) < 5 else delay)
 
     monkeypatch.setattr(shoal.workers.supervisor, "MAX_DELAY_S", 0.5)
-    supervisor = Supervisor(programs.write("models", WAIT), [programs.write("one", SERVE + "sys.exit(3)")], 30.0)
-    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR, "shoal.workers"):
-        patch.setattr(shoal.workers.supervisor.asyncio, "timeout", record)
+    program = programs.write("one", SERVE + "sys.exit(3)")
+    monkeypatch.setattr(asyncio, "timeout", record)  # only the supervisor uses it here
+    with caplog.at_level(logging.ERROR, "shoal.workers"):
         stop = asyncio.Event()
-        running = asyncio.create_task(supervisor.run(stop))
-        while len(delays) < 5:
+        running = asyncio.create_task(Supervisor(programs.write("models", WAIT), [program], 30.0).run(stop))
+        while len(delays) < 5:  # noqa: ASYNC110 - the restarts have no event
             await asyncio.sleep(0.01)
         stop.set()
         assert await running == 0
