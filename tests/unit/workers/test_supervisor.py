@@ -185,7 +185,7 @@ async def test_a_cancelled_supervisor_leaves_nothing(programs: Programs) -> None
     running = asyncio.create_task(supervisor.run(asyncio.Event()))
     await until(lambda: bool(programs.starts("models")))
     running.cancel()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(10):
         await asyncio.wait([running])
     assert not is_alive(programs.starts("models")[0][0])
 
