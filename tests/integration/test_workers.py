@@ -214,13 +214,11 @@ def test_the_openai_client_reads_streams(several: Server) -> None:
 def test_pipelined_requests_are_answered_in_order(several: Server) -> None:
     """Requests of both kinds, sent in one piece, are answered one after the other."""
     body = json.dumps(BODY).encode()
-    embed = b"POST /v1/embeddings HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
-    models = b"GET /v1/models/fake HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+    head = b"HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+    embed = b"POST /v1/embeddings " + head + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+    models, last = b"GET /v1/models/fake " + head + b"\r\n", b"GET /x " + head + b"connection: close\r\n\r\n"
     with socket.create_connection(("127.0.0.1", several.port), timeout=PATIENCE_S) as client:
-        client.sendall(
-            (embed % (len(body), body) + models) * 3
-            + b"GET /x HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
-        )
+        client.sendall((embed % (len(body), body) + models) * 3 + last)
         received = b"".join(iter(lambda: client.recv(65536), b""))
     kinds = [b'"embedding"' in part for part in received.split(b"HTTP/1.1 200")[1:]]
     assert kinds == [True, False] * 3

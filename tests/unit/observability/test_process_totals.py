@@ -18,7 +18,10 @@ SUMS = ("process_virtual_memory_bytes", "process_resident_memory_bytes", "proces
 @pytest.fixture
 def other() -> Iterator[int]:
     """Return the id of another process that waits."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it has started
         yield process.pid
         process.kill()
 
