@@ -187,8 +187,8 @@ def wrk(
     each: int = 1,
     encoding: Encoding = "float",
 ) -> dict[str, Any]:
-    """Closed loop by wrk, `each` distinct texts a request; `expected` requests a second decide how many bodies are
-    made.
+    """Closed loop by wrk on one thread, `each` distinct texts a request; `expected` requests a second decide how many
+    bodies are made.
 
     Raises RuntimeError when a body had to be sent twice: the figures would not be about distinct texts.
     """
@@ -199,8 +199,18 @@ def wrk(
     return wrk_lines(server, "/v1/embeddings", lines, clients, seconds)
 
 
-def wrk_lines(server: Server, path: str, lines: Iterable[bytes], clients: int, seconds: float) -> dict[str, Any]:
-    """Closed loop by wrk, which posts each of `lines` once. Raises RuntimeError when there were too few of them."""
+def wrk_threads() -> int:
+    """Threads of wrk for servers that use many cores: one for every four cores."""
+    return max(1, len(os.sched_getaffinity(0)) // 4)
+
+
+def wrk_lines(
+    server: Server, path: str, lines: Iterable[bytes], clients: int, seconds: float, *, threads: int = 1
+) -> dict[str, Any]:
+    """Closed loop by wrk, which posts each of `lines` once, on at most one thread a client.
+
+    Raises RuntimeError when there were too few lines.
+    """
     program = shutil.which("wrk")
     if program is None:
         raise SystemExit("wrk is not installed: apt-get install wrk")
@@ -210,12 +220,14 @@ def wrk_lines(server: Server, path: str, lines: Iterable[bytes], clients: int, s
             file.write(line + b"\n")
             count += 1
         file.flush()
-        threads = ["-t1", f"-c{clients}", f"-d{max(1, round(seconds))}s", "--timeout", "30s"]
-        command = [program, *threads, "-s", str(HERE / "wrk.lua"), server.url, "--", file.name, path]
+        threads = min(threads, clients)
+        load = [f"-t{threads}", f"-c{clients}", f"-d{max(1, round(seconds))}s", "--timeout", "30s"]
+        script = ["-s", str(HERE / "wrk.lua"), server.url, "--", file.name, path, str(threads)]
+        command = [program, *load, *script]
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found: dict[str, Any] = json.loads(output.partition("RESULT ")[2].splitlines()[0])
-    if found["sent"] > count:
-        raise RuntimeError(f"{found['sent']} requests, but only {count} distinct texts: raise `expected`")
+    if found["repeated"]:
+        raise RuntimeError(f"{found['sent']} requests, but only {count} distinct bodies: raise `expected`")
     if found["errors"] or not found["requests"]:
         refusal = output.partition("REFUSED ")[2].partition("\n")[0]
         raise RuntimeError(f"a run with errors, or without answers, measures nothing: {found} {refusal}")
