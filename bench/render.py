@@ -18,6 +18,7 @@ ORDER = (
     "parity",
     "int8",
     "torch_engine",
+    "gpu",
     "images",
     "tei_batching",
     "triton",
