@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,11 @@ from shoal.errors import ShoalError
 from shoal.workers.supervisor import SETUP_FAILED, Program
 
 if TYPE_CHECKING:
+    from shoal.config.settings import Settings
     from shoal.server.grpc_server import GrpcServer
+
+CONNECT_S = 3.0
+"""Time that a front waits for the model process before it answers that this one is starting."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -103,6 +106,7 @@ async def _serve_front(setup: Setup, sockets: Sequence[socket.socket]) -> None:
                 drain_timeout_s=settings.drain_timeout_s,
                 drain_idle_s=settings.drain_idle_s,
             )
+            await front.gateway.wait_until_connected(CONNECT_S)  # until then connections wait in the backlog
             await server.run(front.gateway, stop)
 
 
@@ -110,7 +114,7 @@ async def _serve_models(setup: Setup, listener: socket.socket, as_json: bool) ->
     from shoal.app import open_app
     from shoal.app.remote_models import describe_remote
     from shoal.cli.progress import TerminalProgress
-    from shoal.cli.serve import announce_models, bind_grpc, log, stop_after_failure
+    from shoal.cli.serve import announce_models, bind_grpc, log
     from shoal.server import stop_signals
     from shoal.workers.models import ModelServer
 
@@ -136,29 +140,30 @@ async def _serve_models(setup: Setup, listener: socket.socket, as_json: bool) ->
                     describe_remote=describe_remote,
                 )
                 servers.append(server)
-                loading = asyncio.create_task(announce_models(app, setup.loaded, setup.port))
-                loading.add_done_callback(partial(stop_after_failure, stop))
-                drain_s = settings.drain_delay_s + settings.drain_timeout_s
-                try:
-                    await asyncio.gather(
-                        server.run(listener, stop, drain_s + 2.0), _stop_grpc(grpc_server, stop, drain_s)
-                    )
-                finally:
+                drain_s = settings.drain_delay_s + settings.drain_timeout_s + 2.0
+                async with asyncio.TaskGroup() as group:
+                    loading = group.create_task(announce_models(app, setup.loaded, setup.port))
+                    serving_grpc = group.create_task(_serve_grpc(grpc_server, settings, stop))
+                    await server.run(listener, stop, drain_s)
+                    await serving_grpc
                     loading.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await loading
-    except ShoalError as error:
+    except (ShoalError, ExceptionGroup) as failure:
+        error = failure if isinstance(failure, ShoalError) else failure.exceptions[0]
+        if not isinstance(error, ShoalError):
+            raise
         if as_json:
             log.error("%s", error.message)
         else:
-            say("error", error.message, "red")
+            say("error", error.message, "bold red")
         raise SystemExit(SETUP_FAILED + exit_code(error)) from None
 
 
-async def _stop_grpc(server: GrpcServer | None, stop: asyncio.Event, drain_s: float) -> None:
+async def _serve_grpc(server: GrpcServer | None, settings: Settings, stop: asyncio.Event) -> None:
+    """Stop the gRPC server after `stop`, as the fronts stop theirs."""
     await stop.wait()
     if server is not None:
-        await server.stop(drain_s)
+        await asyncio.sleep(settings.drain_delay_s)
+        await server.stop(settings.drain_timeout_s)
 
 
 if __name__ == "__main__":

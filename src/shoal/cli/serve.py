@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL_S = 0.5
 """Interval at which to check whether models are merely waiting. The banner waits for models that are still loading."""
+
+MAX_FOLDER = 80
+"""Bytes of the path of a folder for a Unix socket, whose own path may have 107."""
 
 CORES_PER_FRONT = 4
 """With `workers` 0, one front for this many cores: the others compute."""
@@ -100,6 +103,14 @@ def _report_listening(settings: Settings, sockets: Sequence[socket.socket]) -> N
     log.info("listening on %s, loading models", browser_url(settings.host, sockets[0].getsockname()[1]))
 
 
+@contextlib.contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A temporary folder that only this user can open, with a path that a socket may have."""
+    place = tempfile.gettempdir()
+    with tempfile.TemporaryDirectory(prefix="shoal-", dir=place if len(place) < MAX_FOLDER else "/tmp") as folder:
+        yield Path(folder)
+
+
 def _serve_by_workers(stack: contextlib.ExitStack, loaded: LoadedConfig, workers: int) -> int:
     """Serve with several processes, and return the exit code."""
     from shoal.cli._processes import describe_programs
@@ -113,10 +124,10 @@ def _serve_by_workers(stack: contextlib.ExitStack, loaded: LoadedConfig, workers
             stack.enter_context(one)
     stack.enter_context(_configure_logs(settings))
     _report_listening(settings, fronts[0])
-    path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-"))) / "models"  # only this user opens it
+    path = stack.enter_context(_private_folder()) / "models"
     listener = stack.enter_context(socket.socket(socket.AF_UNIX))
     listener.bind(str(path))
-    listener.listen(workers)
+    listener.listen(4 * workers)
     programs = describe_programs(loaded, path, listener, fronts)
 
     async def run() -> int:

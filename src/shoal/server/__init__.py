@@ -121,13 +121,12 @@ def _describe_bind_error(error: OSError, host: str, port: int) -> str:
 @contextlib.contextmanager
 def stop_signals(stop: asyncio.Event, *, quiet: bool = False) -> Iterator[None]:
     """Within the block, the first SIGTERM or SIGINT sets `stop`; the next exits at once with 128 + its number.
-    `quiet`: say nothing, since another process does."""
+    `quiet`: say nothing, and do not exit at once, since another process decides: both may have got the same signal."""
     loop = asyncio.get_running_loop()
 
     def on_signal(number: signal.Signals) -> None:
-        if stop.is_set():
-            if not quiet:
-                os.write(2, b"stopped at once; requests in flight were dropped\n")
+        if stop.is_set() and not quiet:
+            os.write(2, b"stopped at once; requests in flight were dropped\n")
             os._exit(128 + number)
         if not quiet:
             _log.info("%s: finishing requests in flight; send it again to stop at once", number.name)

@@ -7,6 +7,7 @@ connections, so during many uploads a new connection waited one long turn for ea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import errno
 import logging
@@ -27,6 +28,7 @@ HANDSHAKE_S = 0.05
 
 _NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _SO_ATTACH_FILTER = 26
+_SO_DETACH_FILTER = 27
 # Classic BPF on the TCP header: drop segments with SYN (byte 13, bit 1), keep all others.
 _DROP_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
 
@@ -71,6 +73,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._retry = None
         for one in self._sockets:
+            _accept_handshakes(one)
             self._loop.add_reader(one, self._accept_many, one)
 
     async def close(self) -> None:
@@ -144,6 +147,12 @@ class Listener:
             _log.error("cannot accept connections: %s on this machine; they wait", error.strerror)
         else:
             _log.error("cannot accept a connection: %s", error.strerror)
+
+
+def _accept_handshakes(listening: socket.socket) -> None:
+    """Undo `_refuse_handshakes`: another process may have had this socket before and closed it."""
+    with contextlib.suppress(OSError):  # there is no filter
+        listening.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 
 
 def _refuse_handshakes(listening: socket.socket) -> None:

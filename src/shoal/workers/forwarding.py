@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,6 +12,8 @@ from shoal.http.request import Request
 from shoal.workers import messages
 from shoal.workers.front import RemoteGateway
 from shoal.workers.link import Link
+
+logger = logging.getLogger("shoal.workers")
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -39,7 +42,11 @@ class Forwarder:
             if body is not None:
                 event, body = messages.Event(number, body, False), None
             else:
-                event = _to_event(number, await receive())
+                try:
+                    event = _to_event(number, await receive())
+                except Exception as error:  # whatever it is, nothing more can be read
+                    logger.info("%s: its body cannot be read: %r", request.id, error)
+                    event = messages.Event(number, b"", more_body=False, disconnected=True)
             self._gateway.notify(event)
 
         reading: asyncio.Task[None] | None = None

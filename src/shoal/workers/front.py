@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import os
 import socket
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from copy import copy
 from typing import Any, NoReturn, Protocol, cast
 
@@ -30,6 +31,9 @@ RETRY_S = 0.2
 SWEEP_S = 1.0
 """Interval at which calls are looked for whose deadline is over: the model process answers those itself, unless it
 hangs."""
+
+HANG_S = 10.0
+"""Time without a Tick after which the model process counts as hanging: fronts are not ready then."""
 
 MODEL_PROCESS = "the process of the models"
 
@@ -54,6 +58,7 @@ class ModelProcess:
         self._decoder = messages.decoder_to_front()
         self._link: Link | None = None
         self._lost = asyncio.Event()
+        self._heard_at = 0.0
         self._numbers = itertools.count(1)
         self._futures: dict[int, tuple[asyncio.Future[Any], float]] = {}
         self._inboxes: dict[int, Inbox] = {}
@@ -80,15 +85,23 @@ class ModelProcess:
                     await self._lost.wait()
                 finally:
                     link.close()
+                await asyncio.sleep(RETRY_S)
         finally:
             sweeping.cancel()
+
+    def is_responsive(self) -> bool:
+        """Whether the process has sent something lately."""
+        return self._link is not None and asyncio.get_running_loop().time() - self._heard_at < HANG_S
 
     def receive(self, link: Link, message: Any) -> None:
         match message:
             case messages.EmbedAnswer() | messages.ScoreAnswer():
                 self._settle(message.id, message.result)
+            case messages.Tick():
+                self._heard_at = asyncio.get_running_loop().time()
             case messages.Models():
                 self._link = link
+                self._heard_at = asyncio.get_running_loop().time()
                 self._mirror(message)
                 link.send(messages.Known(message.version))
             case _ if message.id in self._inboxes:
@@ -117,7 +130,7 @@ class ModelProcess:
         Cancelling it cancels the work."""
         link, number = self._get_link(), next(self._numbers)
         future = asyncio.get_running_loop().create_future()
-        _send(link, make(number))
+        _send(link, make, number)
         self._futures[number] = future, deadline
         try:
             return await future
@@ -132,7 +145,7 @@ class ModelProcess:
         inbox = self._inboxes[number] = Inbox(deadline)
         ended = False
         try:
-            _send(link, make(number))
+            _send(link, make, number)
             while not ended:
                 message = await inbox.get()
                 ended = isinstance(message, messages.Done | messages.Failure)
@@ -176,14 +189,16 @@ class ModelProcess:
             now = clock() - SWEEP_S
             late = [number for number, (_, deadline) in self._futures.items() if deadline < now]
             late += [number for number, inbox in self._inboxes.items() if inbox.deadline < now]
+            if self._link is not None and not self.is_responsive():
+                late += [number for number, inbox in self._inboxes.items() if inbox.deadline == math.inf]
             if late:
                 error = DeadlineExceeded(f"{MODEL_PROCESS} did not answer in time: try again later", retry_after=1.0)
                 self._fail(late, error, cancel=True)
 
 
-def _send(link: Link, message: Any) -> None:
+def _send(link: Link, make: Callable[[int], Any], number: int) -> None:
     try:
-        link.send(message)
+        link.send(make(number))
     except UnicodeEncodeError as error:
         raise InvalidValue(f"a text is not Unicode: {error.reason}", param="input") from None
 
@@ -267,6 +282,7 @@ class RemoteGateway(Gateway):
         )
         self._process = ModelProcess(path, self._receive_state)
         self._state: messages.Models | None = None
+        self._connected = asyncio.Event()
         self._remote_models: RemoteModels | None = None
         reporter.send = self._process.notify
         self.refresh()
@@ -275,6 +291,15 @@ class RemoteGateway(Gateway):
         """Stay connected to the model process; never returns."""
         self._remote_models = remote_models
         await self._process.run()
+
+    async def wait_until_connected(self, seconds: float) -> None:
+        """Return once the models are known, or after `seconds`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._connected.wait()
+
+    def ready(self) -> bool:
+        return super().ready() and self._process.is_responsive()
 
     async def run(self, task: BatchTask, ctx: Context, model: Model | None = None) -> Any:
         if (opened := self._find_opened(task.model)) is not None:
@@ -344,6 +369,8 @@ class RemoteGateway(Gateway):
 
     def _receive_state(self, state: messages.Models | None) -> None:
         self._state = state
+        if state is not None:
+            self._connected.set()
         if self._remote_models is not None and state is not None:
             self._remote_models.update(state.models)
         self.refresh()

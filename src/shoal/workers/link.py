@@ -16,6 +16,9 @@ import msgspec
 
 from shoal.workers import messages
 
+MAX_BYTES = 2**30
+"""Longest message; a longer one is a sign of a broken stream."""
+
 _LENGTH = struct.Struct(">I")
 
 logger = logging.getLogger("shoal.workers")
@@ -68,6 +71,8 @@ class Link(asyncio.Protocol):
         try:
             while size - start >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(received, start)
+                if length > MAX_BYTES:
+                    raise msgspec.MsgspecError(f"a message of {length} bytes")
                 stop = start + _LENGTH.size + length
                 if stop > size:
                     break

@@ -31,6 +31,8 @@ from shoal.types import (
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
+TICK_S = 1.0
+
 _NO_SCORES = np.empty((0, 0), np.float32)
 
 
@@ -186,12 +188,15 @@ class Failure(_Message, tag=5):
 
     @classmethod
     def of(cls, number: int, error: ShoalError) -> Failure:
-        return cls(number, type(error).__name__, error.message, vars(error))
+        """Name the nearest class of `shoal.errors`: the other end knows no backend's own."""
+        kind = next(each for each in type(error).__mro__ if each.__module__ == errors.__name__)
+        fields = {name: _to_unicode(value) for name, value in vars(error).items() if name != "message"}
+        return cls(number, kind.__name__, _to_unicode(error.message), fields)
 
     def to_error(self) -> ShoalError:
         kind = _ERRORS.get(self.name, InternalError)
         error = kind.__new__(kind, self.message)
-        vars(error).update(self.fields)
+        vars(error).update(self.fields, message=self.message)
         return error
 
 
@@ -265,15 +270,21 @@ class Body(_Message, tag=8):
     more_body: bool
 
 
-ToFront: TypeAlias = Models | EmbedAnswer | ScoreAnswer | Piece | Done | Failure | Receive | Start | Body
+class Tick(_Message, tag=9):
+    """The model process is alive: sent every TICK_S."""
 
 
-def _all_errors(kind: type[ShoalError] = ShoalError) -> dict[str, type[ShoalError]]:
-    below = [_all_errors(each) for each in kind.__subclasses__()]
-    return {kind.__name__: kind} | {name: each for some in below for name, each in some.items()}
+ToFront: TypeAlias = Tick | Models | EmbedAnswer | ScoreAnswer | Piece | Done | Failure | Receive | Start | Body
 
 
-_ERRORS = _all_errors(errors.ShoalError)
+def _to_unicode(value: Any) -> Any:
+    """Return a text that can be encoded: names of files may have bytes that are not UTF-8, as surrogates."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
+_ERRORS: dict[str, type[ShoalError]] = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, ShoalError)
+}
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=encode_array)
 
 encode = _ENCODER.encode

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
-from typing import Any, get_args
+from functools import partial
+from typing import Any, TypeAlias, get_args
 
 from shoal.core.gateway import Gateway
 from shoal.core.protocols import Observer
@@ -19,6 +21,8 @@ from shoal.workers import messages
 from shoal.workers.forwarding import ForwardedRequest
 from shoal.workers.front import STREAM_WINDOW
 from shoal.workers.link import Link
+
+_Work: TypeAlias = Callable[[], Awaitable[None]]
 
 LOOK_S = 0.05
 """Interval of checks whether the state of a model has changed."""
@@ -137,7 +141,7 @@ class ModelServer:
             front = self._fronts[link] = Front()
         kind = type(message)
         if kind is messages.Run:
-            self._start(link, front, message.id, self._run(link, message))
+            self._start(link, front, message.id, partial(self._run, link, message))
         elif kind in _CALLS:
             self._call(link, front, message)
         elif kind in _REPORTS:
@@ -153,18 +157,18 @@ class ModelServer:
             front.put(message)
 
     def _call(self, link: Link, front: Front, message: Any) -> None:
-        work: Coroutine[Any, Any, None]
+        work: _Work
         match message:
             case messages.Stream():
                 front.credits[message.id] = credit = asyncio.Semaphore(STREAM_WINDOW)
-                work = self._stream(link, message, credit)
+                work = partial(self._stream, link, message, credit)
             case messages.Request():
                 front.requests[message.id] = request = ForwardedRequest(link, message, self.settle)
-                work = self._answer(link, message.id, request)
+                work = partial(self._answer, link, message.id, request)
             case messages.Wake():
-                work = self._wake(link, message)
+                work = partial(self._wake, link, message)
             case _:
-                work = self._await_servers(link, message)
+                work = partial(self._await_servers, link, message)
         self._start(link, front, message.id, work)
 
     def _take_report(self, front: Front, message: messages.Report) -> None:
@@ -206,13 +210,13 @@ class ModelServer:
         except TimeoutError:
             logger.warning("a front process did not answer for %g s", SETTLE_S)
 
-    def _start(self, link: Link, front: Front, number: int, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, link: Link, front: Front, number: int, work: _Work) -> None:
         front.tasks[number] = task = asyncio.get_running_loop().create_task(self._guard(link, number, work))
         task.add_done_callback(lambda _: front.forget(number))
 
-    async def _guard(self, link: Link, number: int, work: Coroutine[Any, Any, None]) -> None:
+    async def _guard(self, link: Link, number: int, work: _Work) -> None:
         try:
-            await work
+            await work()
         except ShoalError as error:
             link.send(messages.Failure.of(number, error))
         except Exception as error:
@@ -248,9 +252,17 @@ class ModelServer:
         link.send(messages.Done(message.id, value))
 
     async def _look_again(self) -> None:
+        told = 0.0
         while True:
             await asyncio.sleep(LOOK_S)
-            self._look()
+            try:
+                self._look()
+            except Exception:  # a state that cannot be sent; the next one may be
+                logger.exception("the front processes cannot be told about the models")
+            if time.monotonic() - told >= messages.TICK_S:
+                told = time.monotonic()
+                for link in self._fronts:
+                    link.send(messages.Tick())
 
     def _look(self) -> None:
         """Tell the fronts about the models if anything has changed."""

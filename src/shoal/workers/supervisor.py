@@ -46,7 +46,7 @@ class Supervisor:
         self._drain_s = drain_s
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._threads = ThreadPoolExecutor(1 + len(fronts), "processes")
-        self._has_served = False
+        self._has_restarted = False
         self._failure: int | None = None
 
     async def run(self, stop: asyncio.Event) -> int:
@@ -60,10 +60,11 @@ class Supervisor:
             if late:
                 logger.warning("%s did not end in time and are killed", ", ".join(self._processes))
         finally:
+            stop.set()  # else what is killed would be started again
             for process in self._processes.values():
                 process.kill()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._threads.shutdown()
+            self._threads.shutdown(wait=False)
         return self._failure or 0
 
     async def _keep(self, program: Program, stop: asyncio.Event) -> None:
@@ -75,11 +76,11 @@ class Supervisor:
                 return
             lived = time.monotonic() - began
             if program is self._models:
-                self._has_served |= lived >= STABLE_S
-                if code >= SETUP_FAILED and not self._has_served:
+                if code >= SETUP_FAILED and not self._has_restarted:
                     self._failure = code - SETUP_FAILED
                     stop.set()
                     return
+                self._has_restarted = True
             delay = 0.0 if lived >= STABLE_S else min(max(2 * delay, FIRST_DELAY_S), MAX_DELAY_S)
             logger.error("%s ended (%s): starting it again", program.name, _describe_end(code))
             with contextlib.suppress(TimeoutError):

@@ -7,7 +7,7 @@ import math
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from shoal.core.protocols import Observer
 from shoal.core.registry import Model, Registry
 from shoal.types import Context, Embed, Generate
 from shoal.workers import messages
-from shoal.workers.front import RemoteGateway
+from shoal.workers.front import RemoteGateway, Reporter
+from shoal.workers.messages import ModelState
 from shoal.workers.models import ModelServer
 from tests.unit.core.runners import Embedder
 
@@ -56,6 +57,25 @@ async def answer_nothing(scope: Any, receive: Any, send: Any) -> None:
     raise AssertionError("no request was expected")
 
 
+class RefusalObserver(Observer):
+    """Collects the reasons of refusals."""
+
+    def __init__(self, refusals: list[str]) -> None:
+        self._refusals = refusals
+
+    def refused(self, reason: str) -> None:
+        self._refusals.append(reason)
+
+
+class NoRemoteModels:
+    """No model is on another server."""
+
+    def update(self, states: Sequence[ModelState]) -> None: ...
+
+    def find(self, name: str) -> Model | None:
+        return None
+
+
 class ModelEnd:
     """A model process: its server, and what its fronts reported."""
 
@@ -65,7 +85,13 @@ class ModelEnd:
         self.refusals: list[str] = []
         self.lags: list[float] = []
         self.stop = asyncio.Event()
-        self.server = ModelServer(gateway, asgi, refused=self.refusals.append, record_lag=self.lags.append)
+        self.server = ModelServer(
+            gateway,
+            asgi,
+            observer=RefusalObserver(self.refusals),
+            record_lag=self.lags.append,
+            describe_remote=lambda model: b"",
+        )
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
         listener.listen()
@@ -90,8 +116,8 @@ async def model_end(
 @asynccontextmanager
 async def front(path: Path) -> AsyncIterator[RemoteGateway]:
     """Run a front, which need not be connected yet."""
-    gateway = RemoteGateway(str(path))
-    connecting = asyncio.create_task(gateway.connect())
+    gateway = RemoteGateway(str(path), Reporter())
+    connecting = asyncio.create_task(gateway.connect(NoRemoteModels()))
     try:
         yield gateway
     finally:

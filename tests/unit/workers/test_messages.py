@@ -16,7 +16,7 @@ import shoal.backends.base.http_answer
 import shoal.backends.tei.link
 import shoal.backends.triton.errors  # noqa: F401 - their error classes are checked below
 from shoal import errors
-from shoal.core.protocols import ModelFacts
+from shoal.core.protocols import BatchReport, GenerationReport, ModelFacts
 from shoal.errors import InternalError, ShoalError
 from shoal.types import (
     BatchFacts,
@@ -62,6 +62,11 @@ FROM_FRONT = [
     messages.Run(1, Embed(model="m", inputs=["a", [1, 2], Image(b"\xff\x00")], outputs=("dense", "sparse")), CONTEXT),
     messages.Run(2, Rerank(model="m", queries=["q"], documents=["a", "b"], raw_scores=True), CONTEXT),
     messages.Run(3, Classify(model="m", inputs=["a", ("b", "c"), Image(b"\x00")]), CONTEXT),
+    messages.Accepted("m", "embed", 2, "bulk"),
+    messages.Finished("m", "embed", "ok", 0.5, [3, 4], 1, BatchFacts(size=2)),
+    messages.Finished("m", "generate", "cancelled", 0.5),
+    messages.Batched(BatchReport("m", "m-0", 2, 7, 8, "idle", 0.1)),
+    messages.Generated(GenerationReport("m", 3, 4, None, 0.5)),
     messages.More(4, 16),
     messages.Cancel(4),
     messages.Wake(5, "m", CONTEXT),
@@ -74,6 +79,7 @@ FROM_FRONT = [
     messages.Event(8, b"", False, True),
 ]
 TO_FRONT = [
+    messages.Tick(),
     messages.Models(2, [STATE], {"triton:a": "it is starting"}, {"b"}, {"old": "old", "older": "old"}),
     messages.Piece(
         1,
