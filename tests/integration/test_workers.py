@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,13 @@ def ask(connection: HTTPConnection, path: str = "/v1/embeddings", body: Any = BO
     connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
     reply = connection.getresponse()
     return reply.status, json.loads(reply.read())
+
+
+def is_ready(connection: HTTPConnection) -> bool:
+    connection.request("GET", "/health/ready")
+    reply = connection.getresponse()
+    reply.read()
+    return reply.status == 200
 
 
 @pytest.fixture(scope="module")
@@ -325,16 +333,47 @@ def test_a_killed_model_process_comes_back(shoal_server: ShoalServer) -> None:
         assert (status, "retry-after" in headers) == (503, True), body
         assert server.request("GET", "/v1/models")[0] == 503
         for connection in both.values():
-
-            def is_ready(connection: HTTPConnection = connection) -> bool:
-                connection.request("GET", "/health/ready")
-                reply = connection.getresponse()
-                reply.read()
-                return reply.status == 200
-
-            wait_until(is_ready, server.process, server.log)
+            wait_until(partial(is_ready, connection), server.process, server.log)
             connection.request("GET", "/v1/models")
             assert connection.getresponse().status == 200
+
+
+def is_connected(pid: int, port: int) -> bool:
+    """Whether a process has a connection to a port."""
+    sockets = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            sockets.add(os.readlink(file))
+        except OSError:
+            continue
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(fields[2].endswith(f":{port:04X}") and f"socket:[{fields[9]}]" in sockets for fields in lines)
+
+
+def test_a_model_of_another_server_needs_no_model_process(shoal_server: ShoalServer) -> None:
+    """Fronts go straight to that server: their requests are counted by the model process, but go on without it."""
+    upstream = shoal_server(["fake:"])
+    address = f"fake=openai+http://127.0.0.1:{upstream.port}/v1#fake"
+    server = shoal_server([address], *WORKERS)
+    found = children(server)
+    for pid in found["front"]:
+        wait_until(partial(is_connected, pid, upstream.port), server.process, server.log)
+    with connect_to_each(server) as both:
+        for connection in both.values():
+            assert ask(connection)[0] == 200
+        assert metric(server, "shoal_requests_total", model="fake", outcome="ok", task="embed") == 2
+        os.kill(found["models"][0], signal.SIGSTOP)
+        for connection in both.values():
+            assert ask(connection)[0] == 200
+            assert ask(connection, "/v1/chat/completions", {**CHAT, "stream": False})[0] == 200
+        os.kill(found["models"][0], signal.SIGKILL)
+        for connection in both.values():
+            wait_until(lambda connection=connection: not is_ready(connection), server.process, server.log)  # type: ignore[misc]
+            assert ask(connection)[0] == 200
+        for connection in both.values():
+            wait_until(partial(is_ready, connection), server.process, server.log)
+            assert ask(connection)[0] == 200
+        assert metric(server, "shoal_requests_total", model="fake", outcome="ok", task="embed") == 2
 
 
 def test_a_stop_answers_every_request(shoal_server: ShoalServer) -> None:

@@ -117,6 +117,9 @@ class ExhaustedSocket:
     def fileno(self) -> int:
         return self._listening.fileno()
 
+    def setsockopt(self, *option: int) -> None:
+        self._listening.setsockopt(*option)
+
     def accept(self) -> Any:
         if self.failures:
             self.failures -= 1
