@@ -14,6 +14,8 @@ VENVS := $(VENV) $(PARITY) $(CONVERT) $(CLIENTS) $(CLIENTS_OLD) $(LOWEST)
 BIN := $(VENV)/bin
 UV := $(VENV)/bin/uv
 TORCH := 2.13.0
+HELM := build/bin/helm
+HELM_VERSION := v3.22.0
 WORKERS := 3
 ALONE := tests/contract/engines tests/integration tests/unit/backends/triton tests/unit/bench tests/unit/backends/tei_grpc \
 	tests/unit/python/test_api.py tests/unit/app/test_app_triton.py tests/unit/app/test_loader.py
@@ -32,7 +34,7 @@ CAP_avx512 := OV_CPU_MAX_ISA=AVX512_CORE ONEDNN_MAX_CPU_ISA=AVX512_CORE ATEN_CPU
 $(if $(filter-out avx2 avx512,$(ISA)),$(error ISA is avx2, avx512 or empty, not '$(ISA)'))
 PYTEST = $(if $(ISA),env $(CAP_$(ISA)) )$(BIN)/python -m pytest -rs
 
-.PHONY: help setup serve serve-triton web test coverage test-clients test-languages test-parity test-convert test-lowest lint fix lock \
+.PHONY: help setup serve serve-triton web test coverage test-clients test-languages test-parity test-convert test-lowest test-helm chart lint fix lock \
 	proto bench bench-peers clean
 
 help:
@@ -41,12 +43,13 @@ help:
 	@echo "make test         run the tests; make test-parity: those against PyTorch; make test-clients: those with"
 	@echo "                  other clients (LangChain, LlamaIndex, tritonclient, an older openai); make test-convert: those with"
 	@echo "                  open_clip and timm (several GB); make test-lowest: with the oldest dependencies allowed;"
-	@echo "                  make test-languages: with clients in Java, Node.js and Go"
+	@echo "                  make test-languages: with clients in Java, Node.js and Go; make test-helm: with Helm"
 	@echo "                  ISA=avx2 or avx512 holds the engines down to these instructions"
 	@echo "make coverage     fail unless the tests take every branch of the batching core"
 	@echo "make lint, fix    check, or repair, style and types"
 	@echo "make bench        measure on this machine, into bench/results"
 	@echo "make bench-peers  the same beside other servers and gateways, which are fetched (10 GB)"
+	@echo "make chart        write what is generated of the Helm chart after a change of it or of the settings"
 	@echo "make proto        compile the gRPC messages after a change of a .proto"
 	@echo "make lock         write requirements/ after a change of pyproject.toml; ARGS=--upgrade renews all versions"
 	@echo "make setup, web   only install for development; only build the pages"
@@ -98,6 +101,13 @@ test-parity: $(PARITY)/.installed
 
 test-convert: $(CONVERT)/.installed
 	$(CONVERT)/bin/python -m pytest -rs $(ARGS) tests/convert
+
+test-helm: setup $(HELM)
+	PATH="$(abspath $(dir $(HELM))):$$PATH" $(PYTEST) $(ARGS) tests/helm
+
+# After a change of deploy/helm or of the settings.
+chart: setup $(HELM)
+	PATH="$(abspath $(dir $(HELM))):$$PATH" $(BIN)/python -m tests.unit.deploy.chart tests/unit/deploy/rendered
 
 lint: setup
 	$(BIN)/ruff check .
@@ -189,6 +199,12 @@ $(UV): requirements/uv.txt | $(VENV)/bin/python
 $(VENV)/.developer: requirements/dev.txt | $(VENV)/.installed
 	$(call locked,$(@D)/bin,dev)
 	@touch $@
+
+# Some minutes, once.
+build/bin/helm:
+	@command -v go >/dev/null || { echo "Helm is built with Go, which is not on PATH. Install it, or name a Helm 3:" \
+		"make HELM=/path/to/helm"; exit 1; }
+	GOBIN=$(CURDIR)/build/bin go install helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
 
 $(CLIENTS)/.installed $(CLIENTS_OLD)/.installed $(LOWEST)/.installed: .venv-%/.installed: \
 		pyproject.toml requirements/%.txt | .venv-%/bin/python $(UV)

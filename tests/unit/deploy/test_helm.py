@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from typer.testing import CliRunner
 
 from shoal.cli import app
 from shoal.config.settings import SETTINGS
-from shoal.observability.metrics import Metrics
+from shoal.observability.metrics import PrometheusObserver
 from tests.unit.deploy.chart import CASES, CHART, OWNED, RENDERED, RENEW, SCHEMA, describe_settings, digest
 
 HERE = Path(__file__).parent
@@ -140,7 +141,7 @@ def test_every_value_is_commented() -> None:
     """Each key of values.yaml, but those of a one-line list of alike ones, follows a comment on it."""
     lines = (CHART / "values.yaml").read_text().splitlines()
     undocumented = []
-    for before, line in zip(lines, lines[1:], strict=False):
+    for before, line in pairwise(lines):
         key = re.match(r"( *)([A-Za-z]+):(.*)", line)
         is_group = key is not None and not key[3].strip()
         if key and not is_group and not before.lstrip().startswith("#"):
@@ -299,7 +300,7 @@ def test_gpu() -> None:
 
 def test_autoscalers_use_a_metric_of_shoal() -> None:
     """Both autoscalers ask for a metric that /metrics has, per pod."""
-    exported = Metrics(queues=lambda: [("a", 1, 2)]).render().decode()
+    exported = PrometheusObserver(queues=lambda: [("a", 1, 2)]).render().decode()
     spec = manifests("hpa")["HorizontalPodAutoscaler"]["spec"]
     queue, cpu = spec["metrics"]
     assert f"\n{queue['pods']['metric']['name']}{{" in exported
