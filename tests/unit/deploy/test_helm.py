@@ -341,6 +341,16 @@ def test_ingress_and_policies() -> None:
     assert pod("ingress")["serviceAccountName"] == "default"
 
 
+def test_examples_of_the_guide_are_valid() -> None:
+    """Every example of values in docs/kubernetes.md follows the schema."""
+    text = (CHART.parents[2] / "docs" / "kubernetes.md").read_text()
+    examples = [msgspec.yaml.decode(each) for each in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    values = [each for each in examples if "rules" not in each]  # those are prometheus-adapter's
+    assert len(values) == len(examples) - 1
+    for each in values:
+        assert not list(Draft202012Validator(VALUES_SCHEMA).iter_errors(each))
+
+
 def test_commands_of_the_guides_use_known_values() -> None:
     """Every `--set` in the guide and the chart's README names a value."""
     defaults = msgspec.yaml.decode((CHART / "values.yaml").read_text())
