@@ -49,7 +49,7 @@ help:
 	@echo "make lint, fix    check, or repair, style and types"
 	@echo "make bench        measure on this machine, into bench/results"
 	@echo "make bench-peers  the same beside other servers and gateways, which are fetched (10 GB)"
-	@echo "make chart        write what is generated of the Helm chart after a change of it or of the settings"
+	@echo "make chart        write what is generated of the Helm chart after a change of it"
 	@echo "make proto        compile the gRPC messages after a change of a .proto"
 	@echo "make lock         write requirements/ after a change of pyproject.toml; ARGS=--upgrade renews all versions"
 	@echo "make setup, web   only install for development; only build the pages"
@@ -105,7 +105,7 @@ test-convert: $(CONVERT)/.installed
 test-helm: setup $(HELM)
 	PATH="$(abspath $(dir $(HELM))):$$PATH" $(PYTEST) $(ARGS) tests/helm
 
-# After a change of deploy/helm or of the settings.
+# After a change of deploy/helm.
 chart: setup $(HELM)
 	PATH="$(abspath $(dir $(HELM))):$$PATH" $(BIN)/python -m tests.unit.deploy.chart tests/unit/deploy/rendered
 

@@ -1,6 +1,6 @@
 """The Helm chart: the values it is rendered with, and the parts of its schema that follow from Shoal's settings.
 
-`python -m tests.unit.deploy.chart FOLDER` writes that schema, and with `helm` on PATH the manifests into FOLDER.
+`python -m tests.unit.deploy.chart` writes that schema; with a folder also, by the `helm` on PATH, the manifests into it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ CHART = Path(__file__).resolve().parents[3] / "deploy" / "helm" / "shoal"
 RENDERED = Path(__file__).parent / "rendered"
 SCHEMA = CHART / "values.schema.json"
 RENEW = "run `make chart`"
+RENEW_SCHEMA = "run `.venv/bin/python -m tests.unit.deploy.chart`"
 
 KUBERNETES = "1.34.0"
 """Version to render for; a Helm built by Go alone assumes 1.20."""
@@ -158,8 +159,11 @@ def _to_portable(schema: Any) -> Any:
 
 
 def digest(case: str) -> str:
-    """Return a hash of everything that a rendered file depends on, but Helm itself."""
-    files = sorted(each for each in CHART.rglob("*") if each.is_file() and each.suffix != ".md")
+    """Return a hash of everything that a rendered file depends on, but Helm itself.
+
+    The schema is not part of it: it only refuses values, so that a new setting needs no Helm.
+    """
+    files = sorted(each for each in CHART.rglob("*") if each.is_file() and each.suffix != ".md" and each != SCHEMA)
     found = hashlib.sha256(json.dumps(CASES[case], sort_keys=True).encode())
     for each in files:
         found.update(f"\0{each.relative_to(CHART)}\0".encode() + each.read_bytes())
@@ -192,14 +196,15 @@ def render_case(case: str) -> str:
     return f"# Written by `make chart`. Chart and values: {digest(case)}\n{done.stdout}"
 
 
-def main(folder: Path) -> None:
+def main(folder: Path | None) -> None:
     schema = json.loads(SCHEMA.read_text())
     schema["$defs"] = describe_settings()
     SCHEMA.write_text(json.dumps(schema, indent=2, ensure_ascii=False) + "\n")
-    folder.mkdir(exist_ok=True)
-    for case in CASES:
-        (folder / f"{case}.yaml").write_text(render_case(case))
+    if folder is not None:
+        folder.mkdir(exist_ok=True)
+        for case in CASES:
+            (folder / f"{case}.yaml").write_text(render_case(case))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]) if sys.argv[1:] else None)

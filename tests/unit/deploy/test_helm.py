@@ -22,7 +22,17 @@ from typer.testing import CliRunner
 from shoal.cli import app
 from shoal.config.settings import SETTINGS
 from shoal.observability.metrics import PrometheusObserver
-from tests.unit.deploy.chart import CASES, CHART, OWNED, RENDERED, RENEW, SCHEMA, describe_settings, digest
+from tests.unit.deploy.chart import (
+    CASES,
+    CHART,
+    OWNED,
+    RENDERED,
+    RENEW,
+    RENEW_SCHEMA,
+    SCHEMA,
+    describe_settings,
+    digest,
+)
 
 HERE = Path(__file__).parent
 KUBERNETES: dict[str, Any] = json.loads((HERE / "kubernetes-1.34.json").read_text())
@@ -133,7 +143,7 @@ def test_wrong_values_are_refused(values: dict[str, Any]) -> None:
 
 def test_the_schema_knows_all_settings() -> None:
     """A new setting or key of a model can be used in the chart, with the type that Shoal gives it."""
-    assert VALUES_SCHEMA["$defs"] == describe_settings(), RENEW
+    assert VALUES_SCHEMA["$defs"] == describe_settings(), RENEW_SCHEMA
     assert {row.name for row in SETTINGS} >= OWNED
 
 
