@@ -1,6 +1,6 @@
 """The Helm chart: the values it is rendered with, and the parts of its schema that follow from Shoal's settings.
 
-`python -m tests.unit.deploy.chart` writes that schema; with a folder also, by the `helm` on PATH, the manifests into it.
+`python -m tests.unit.deploy.chart` writes that schema; with a folder, the `helm` on PATH also renders into it.
 """
 
 from __future__ import annotations
