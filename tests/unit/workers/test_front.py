@@ -215,6 +215,24 @@ async def test_a_hanging_model_process_ends_calls_at_their_deadlines(
         assert await later is True
 
 
+async def test_a_hanging_model_process_is_not_ready(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a tick for a while a front is not ready, and requests handed over end, since they have no deadline."""
+    monkeypatch.setattr(shoal.workers.front, "SWEEP_S", 0.01)
+    async with raw_models(path) as ends, front(path) as remote:
+        end = await ends.get()
+        end.write(NO_MODELS)
+        await until(lambda: is_connected(remote))
+        assert remote.ready()
+        monkeypatch.setattr(shoal.workers.front, "HANG_S", 0.0)
+        assert not remote.ready()
+        opened = remote.open_request(lambda number: messages.Request(number, "GET", "/", b"", [], ("", 0)), math.inf)
+        assert isinstance(await anext(opened), messages.Failure)
+        await opened.aclose()
+        monkeypatch.setattr(shoal.workers.front, "HANG_S", 600.0)
+        end.write(messages.Tick())
+        await until(remote.ready)
+
+
 async def test_answers_that_nobody_waits_for_are_ignored(path: Path) -> None:
     """A late answer to a call that was cancelled does no harm."""
     async with raw_models(path) as ends, front(path) as remote:
