@@ -17,6 +17,7 @@ ShoalError
 │   ├── MethodNotAllowed      the path exists, the method does not
 │   ├── ModelNotFound         no model of that name is served
 │   ├── JobNotFound           no job of that id is known, or it was too long ago
+│   ├── ObjectNotFound        no file or batch of that id, or it belongs to another client
 │   └── Conflict              it cannot be done beside what is there: the name means another model, or somebody undid it
 ├── CapacityError             not the caller's fault: the same request can succeed later
 │   ├── Overloaded            the queue, or this client's share of it, is full
@@ -160,6 +161,10 @@ class ModelNotFound(RequestError):
 
 class JobNotFound(RequestError):
     kind = "job_not_found"
+
+
+class ObjectNotFound(RequestError):
+    kind = "object_not_found"
 
 
 class Conflict(RequestError):

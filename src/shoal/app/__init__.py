@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from shoal.app.discovery import Discovery, offers_all
 from shoal.app.loader import ModelLoader
 from shoal.app.resources import ModelResources, RunningLanes
-from shoal.app.surfaces import build_application, open_image_reader
+from shoal.app.surfaces import build_application, open_desk, open_image_reader, start_desk
 from shoal.app.threads import PREPARE_THREADS, open_threads
 from shoal.backends import BACKENDS, FILE_BACKENDS, backend_class, backend_for_scheme, parse_served
 from shoal.cache import RowCaches
@@ -97,7 +97,9 @@ async def open_app(
         asking = asyncio.create_task(_poll_statistics(gateway.registry, observer), name="statistics")
         stack.push_async_callback(_cancel, asking)
         reader = await open_image_reader(stack, loaded.settings)
-        front, options = build_application(gateway, loaded.settings, running.metrics, reader)
+        desk = open_desk(stack, gateway, loaded.settings)
+        front, options = build_application(gateway, loaded.settings, running.metrics, reader, desk=desk)
+        start_desk(desk, front)
         yield App(
             gateway, observer, running.counts, running.loading, running.first_checks, running.foreign, front, options
         )

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from shoal.backends import BACKENDS
+from shoal.batches import BatchDesk, Limits
+from shoal.batches.lines import Answer
 from shoal.config.settings import Settings
 from shoal.core.gateway import Gateway
+from shoal.http import in_process
 from shoal.http.fetching.allowed import FetchPolicy
 from shoal.http.fetching.fetcher import Fetcher
 from shoal.http.hand_over import Forward
@@ -30,9 +34,41 @@ def build_application(
     metrics: Callable[[], bytes],
     image_reader: ImageReader,
     forward: Forward | None = None,
+    desk: BatchDesk | None = None,
 ) -> tuple[Application, Options]:
-    """Build the ASGI application of all surfaces, and the options they have. `forward` as in Application."""
+    """Build the ASGI application of all surfaces, and the options they have. `forward` as in Application, `desk` as in
+    `build_surfaces`."""
     schemes = {scheme for schemes in BACKENDS.values() for scheme in schemes}
     options = Options.from_settings(settings, metrics, image_reader, schemes)
-    surfaces = build_surfaces(options)
+    surfaces = build_surfaces(options, desk)
     return build_app(gateway, [*surfaces, OpenApi(surfaces), Pages()], options, forward), options
+
+
+def open_desk(stack: AsyncExitStack, gateway: Gateway, settings: Settings) -> BatchDesk:
+    """Open the batches under `home`, until the stack is left. `start_desk` lets them run."""
+    limits = Limits(
+        concurrency=settings.batch_concurrency,
+        max_disk_bytes=settings.batch_disk_mb << 20,
+        max_line_bytes=settings.max_body_bytes,
+    )
+    folder = Path(settings.home).expanduser() / "batches"
+    desk = BatchDesk(folder, limits, draining=lambda: gateway.draining)
+    stack.push_async_callback(desk.aclose)
+    return desk
+
+
+def start_desk(desk: BatchDesk, application: Application) -> None:
+    """Run batches by requests to `application`, as bulk of their clients."""
+
+    async def call(client: str, path: str, body: bytes) -> Answer:
+        found = await in_process.post(application, path, body, client=client, traffic="bulk")
+        pause = found.headers.get(b"retry-after", b"")
+        return Answer(
+            status=found.status,
+            request_id=found.headers.get(b"x-request-id", b"").decode("latin-1"),
+            body=found.body,
+            retry_after=float(pause) if pause.isdigit() else None,
+            may_retry=found.headers.get(b"x-should-retry") != b"false",
+        )
+
+    desk.start(call)

@@ -189,6 +189,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         CountOrZero,
         _limits("Maximum generation requests that wait for a slot; one client may have at most half.", per_model=True),
     ] = 1024
+    batch_concurrency: Annotated[
+        Count, _limits("Maximum requests of OpenAI's batches (/v1/batches) in flight, all batches together.")
+    ] = 64
+    batch_file_mb: Annotated[Count, _limits("Maximum size of a file for batches, in MB of 2^20 bytes.")] = 200
+    batch_disk_mb: Annotated[
+        Count, _limits("Disk space for the files and results of batches, in `batches` under `home`.")
+    ] = 10240
 
     max_batch_size: Annotated[Count, _batching("Maximum items in one batch.")] = 64
     max_batch_tokens: Annotated[Count, _batching("Maximum tokens in one batch, padding included.")] = 16384

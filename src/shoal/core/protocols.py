@@ -523,7 +523,9 @@ class Operation:
     statuses that `endpoint` can return to the types of their bodies (`str`: text). Errors raised before the endpoint
     (keys, body limits, bad JSON) follow from `access`, `method` and `request`, and are not listed. `limit` overrides
     the byte limit of the body; 0: `endpoint` rejects every request before its body is read. `quiet`: polled every few
-    seconds, so the access log has it at debug level only. `generates`: the timeout is generate_timeout_s, not
+    seconds, so the access log has it at debug level only. `single`: it changes state that only one of several processes
+    may have, so that the one with the models answers it. `reads_body`: the endpoint reads the body itself, by
+    `Request.pieces`. `generates`: the timeout is generate_timeout_s, not
     embed_timeout_s. For the document only: `example` is a request body that works on any model, `headers` maps the
     headers of a successful response, beyond `x-request-id`, to their descriptions.
     """
@@ -539,6 +541,8 @@ class Operation:
     errors: Mapping[int, Any] = field(default_factory=dict)
     limit: int | None = None
     quiet: bool = False
+    single: bool = False
+    reads_body: bool = False
     generates: bool = False
     description: str = ""
     example: Any = None

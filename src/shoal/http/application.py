@@ -20,7 +20,7 @@ from shoal.core.protocols import Surface
 from shoal.errors import Cancelled, Malformed, ModelNotReady, ShoalError
 from shoal.http.access_log import log_request
 from shoal.http.auth import Gate
-from shoal.http.body import Receive, check_head, has_unread_body, linger, read_body
+from shoal.http.body import Receive, check_head, has_unread_body, linger, read_body, read_pieces
 from shoal.http.cors import Cors
 from shoal.http.disconnect import DisconnectWatch
 from shoal.http.hand_over import Forward, HandOver, is_for_models
@@ -114,7 +114,7 @@ class Application:
                         raise HandOver
                     with DisconnectWatch(receive, self._options.body_timeout_s, exchange) as watch:
                         await self._admit(request, found, receive, watch)
-                        if exchange is None:
+                        if exchange is None and request.pieces is None:
                             watch.start()
                         try:
                             reply = await found.operation.endpoint(request)
@@ -157,6 +157,9 @@ class Application:
             limit = self._options.max_body_bytes if operation.limit is None else operation.limit
             others = operation.other_bodies if isinstance(operation, DocumentedOperation) else ()
             check_head(request, limit, json=operation.request is not None, others=others)
+            if operation.reads_body:
+                request.pieces = read_pieces(request, receive, limit, watch.limit_body_time)
+                return
             body = request.exchange.take_body(limit) if request.exchange is not None else None
             if body is None:
                 with watch.limit_body_time():

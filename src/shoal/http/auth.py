@@ -97,7 +97,8 @@ class _Key(NamedTuple):
 
 
 class Gate:
-    """Checks access. `admit` identifies the caller by its key, else the trusted header, else the peer address.
+    """Checks access. `admit` identifies the caller by its key, else the trusted header, else the peer address. Requests
+    that the server makes to itself have their caller, and the rights of a user.
 
     - "public": no requirement.
     - "user": a key, if any is configured. Without keys, requests from pages of other sites are refused unless their
@@ -120,6 +121,8 @@ class Gate:
 
     def admit(self, request: Request, access: Access) -> Caller:
         """Return the caller. Raises Unauthorized without a valid key, and Forbidden if the caller lacks the right."""
+        if request.caller is not None and access != "admin":
+            return request.caller
         key = self._find_key(request) if self._keys else None
         if access == "admin":
             self._admit_admin(request, key)

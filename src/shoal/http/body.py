@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextlib import AbstractContextManager
 from typing import Any
 
 from shoal.errors import BodyTooLarge, Cancelled, Malformed, Overloaded, UnsupportedMediaType
@@ -116,6 +117,30 @@ async def read_body(receive: Receive, limit: int, unfinished: PendingBodies = _P
     finally:
         if size:
             unfinished.remove(size)
+
+
+async def read_pieces(
+    request: Request, receive: Receive, limit: int, limit_time: Callable[[], AbstractContextManager[None]]
+) -> AsyncGenerator[bytes]:
+    """Yield the body as it comes, each piece within `limit_time`, and mark it as read at its end.
+
+    Raises BodyTooLarge, and Cancelled when the client disconnects.
+    """
+    size = 0
+    more = True
+    while more:
+        with limit_time():
+            message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Cancelled("The client disconnected while sending the body.")
+        piece: bytes = message.get("body", b"")
+        size += len(piece)
+        if size > limit:
+            raise _too_large_error(limit)
+        more = message.get("more_body", False)
+        request.body_read = not more
+        if piece:
+            yield piece
 
 
 def has_unread_body(request: Request) -> bool:

@@ -18,5 +18,8 @@ class HandOver(Exception):
 
 
 def is_for_models(operation: Operation) -> bool:
-    """Whether an operation reads or changes models, in place of running one: that takes the process that has them."""
-    return operation.access == "admin" or (operation.method == "GET" and operation.access != "public")
+    """Whether an operation reads or changes models, in place of running one, or other state that one process has: that
+    takes the process that has the models."""
+    return (
+        operation.single or operation.access == "admin" or (operation.method == "GET" and operation.access != "public")
+    )

@@ -19,7 +19,7 @@ from shoal.http.images import ImageReader
 from shoal.types import Context, Result, TrafficClass, Usage
 
 if TYPE_CHECKING:
-    from shoal.http.auth import Gate
+    from shoal.http.auth import Caller, Gate
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 Body: TypeAlias = bytes | list[bytes] | AsyncIterator[bytes]
@@ -27,6 +27,9 @@ ErrorRenderer: TypeAlias = Callable[[ShoalError], tuple[int, dict[str, str], byt
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 """Ids of requests that clients may choose."""
+
+CALLER = "shoal.caller"
+"""The extension of ASGI's scope that holds the Caller of a request which the server makes to itself."""
 
 MAX_SESSION = 256
 """Bytes of a session's name that count."""
@@ -49,6 +52,7 @@ class Options:
     api_key: tuple[str, ...] = ()
     admin_key: tuple[str, ...] = ()
     max_body_bytes: int = 16_777_216
+    batch_file_mb: int = 200
     max_inputs: int = 2048
     max_queue_items: int = 16_384
     max_batch_size: int = 64
@@ -95,10 +99,11 @@ class Reply(msgspec.Struct):
 class Request:
     """One HTTP request. `headers` has lower-case names; the values of a repeated header are joined to a list.
 
-    `body` is read before the endpoint is called, for methods that have one. `parameter` is the path parameter, `query`
-    the part after the "?", `gate` the Gate that admitted the caller. `started` and `deadline` are seconds of the
-    monotonic clock. `client` is the identity for fair sharing, `key_class` the class of the caller's key.
-    `has_response`: the head of a stream has been sent. `is_forwarded`: another process answers it, and logs it.
+    `body` is read before the endpoint is called, for methods that have one, unless the operation `reads_body`: then
+    `pieces` yields it. `caller`: who makes a request of the server to itself (see http.in_process). `parameter` is the
+    path parameter, `query` the part after the "?", `gate` the Gate that admitted the caller. `started` and `deadline`
+    are seconds of the monotonic clock. `client` is the identity for fair sharing, `key_class` the class of the caller's
+    key. `has_response`: the head of a stream has been sent. `is_forwarded`: another process answers it, and logs it.
     The endpoint sets `model`, `items`, `result` and `usage` for the
     access log; `usage` also in mid-stream. `failure`: the kind of the error that ended a stream whose status had been
     sent. `render_error` renders errors from then on, if the body shows that the client speaks another dialect than the
@@ -109,6 +114,8 @@ class Request:
     deadline: float = math.inf
     client: str = ""
     gate: Gate | None = None
+    caller: Caller | None = None
+    pieces: AsyncIterator[bytes] | None = None
     exchange: Exchange | None = None
     key_class: TrafficClass | None = None
     parameter: str = ""
@@ -141,6 +148,7 @@ class Request:
         extensions = scope.get("extensions")
         if extensions:
             self.exchange = extensions.get(EXTENSION)
+            self.caller = extensions.get(CALLER)
 
     @property
     def traffic(self) -> TrafficClass | None:

@@ -53,6 +53,7 @@ TABLE: dict[str, Row] = {
     "model_not_found": Row(OpenAIStatus(404, _INVALID, "model_not_found"), TeiStatus(424, "Backend"), 404),
     "not_at_source": Row(OpenAIStatus(404, _INVALID, "model_not_found"), TeiStatus(424, "Backend"), 404),
     "job_not_found": Row(OpenAIStatus(404, _INVALID, "job_not_found"), _WRONG_INPUT._replace(status=404), 404),
+    "object_not_found": Row(OpenAIStatus(404, _INVALID, None), _WRONG_INPUT._replace(status=404), 404),
     "conflict": Row(OpenAIStatus(409, _INVALID, "conflict"), _WRONG_INPUT._replace(status=409), 409),
     "unavailable": Row(OpenAIStatus(503, _BUSY, "server_is_overloaded"), TeiStatus(503, "Unhealthy"), 503),
     "overloaded": Row(OpenAIStatus(429, "rate_limit_error", "rate_limit_exceeded"), TeiStatus(429, "Overloaded"), 429),

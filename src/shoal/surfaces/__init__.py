@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from shoal.batches import BatchDesk
 from shoal.core.protocols import Surface
 from shoal.http.application import Application, build_app
 from shoal.http.images import ImageReader
 from shoal.http.path_override import override_paths
 from shoal.http.request import Options, Reply, Request
+from shoal.surfaces.batches import Batches
 from shoal.surfaces.cohere import Cohere
 from shoal.surfaces.health import Health
 from shoal.surfaces.images import Images
@@ -32,6 +34,7 @@ def _build_rerank(options: Options) -> Surface:
 
 SURFACES: tuple[Callable[[Options], Surface], ...] = (
     OpenAI,
+    Batches,
     Tei,
     _build_rerank,
     Ranking,
@@ -48,9 +51,10 @@ SURFACES: tuple[Callable[[Options], Surface], ...] = (
 """All surfaces, in order. The first one renders the errors of unknown paths."""
 
 
-def build_surfaces(options: Options) -> Sequence[Surface]:
-    """Build all surfaces, preceded by the auto-batching proxy's unless `embed_dialect` is "tei"."""
-    surfaces = [make(options) for make in SURFACES]
+def build_surfaces(options: Options, desk: BatchDesk | None = None) -> Sequence[Surface]:
+    """Build all surfaces, preceded by the auto-batching proxy's unless `embed_dialect` is "tei". `desk`: the batches of
+    this process; None if another process has them."""
+    surfaces = [Batches(options, desk) if make is Batches else make(options) for make in SURFACES]
     return override_paths(AutoBatchingProxy(options), surfaces) if options.embed_dialect != "tei" else surfaces
 
 

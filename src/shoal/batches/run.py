@@ -1,0 +1,261 @@
+"""Runs one batch: checks its file, runs its lines, and publishes the results."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias
+from uuid import uuid4
+
+from shoal.batches import lines
+from shoal.batches.lines import Answer, Line
+from shoal.batches.objects import Batch, LineError, Outcome
+from shoal.batches.store import ERRORS, OUTPUT, DiskFull, Store, to_unavailable
+from shoal.errors import ShoalError
+
+Call: TypeAlias = Callable[[str, str, bytes], Awaitable[Answer]]
+"""Runs a request as (client, path, body). Raises only when it is cancelled."""
+Stop: TypeAlias = Literal["cancelled", "closing"]
+
+DRAIN_POLL_S = 0.2
+LINES_AHEAD = 64
+BYTES_AHEAD = 1 << 20
+"""Lines that are read at a time, and bytes after which no more are read."""
+APPENDED = 1 << 20
+
+_NOT_RUN = {
+    "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
+    "cancelled": ("batch_cancelled", "The batch was cancelled before this request was executed."),
+}
+
+logger = logging.getLogger("shoal")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What all runs share. `slots` bounds the requests in flight, `scanning` the files that are checked at a time.
+    `draining`: no request may start now. `grace_s`: how long running requests may take once the server closes.
+    """
+
+    store: Store
+    call: Call
+    slots: asyncio.Semaphore
+    scanning: asyncio.Semaphore
+    draining: Callable[[], bool]
+    max_line_bytes: int
+    grace_s: float
+    clock: Callable[[], float] = time.time
+
+
+class BatchRun:
+    """One run of a batch, which goes on where an earlier one stopped. `stop` ends it before."""
+
+    def __init__(self, batch: Batch, setup: Setup) -> None:
+        self.batch = batch
+        self._setup = setup
+        self._store = setup.store
+        self._input = setup.store.content(batch.input_file_id)
+        self._finished = bytearray()
+        self._stop: Stop | None = None
+        self._stopped = asyncio.Event()
+        self._results = _Appender(partial(setup.store.append_results, batch))
+
+    def stop(self, reason: Stop) -> None:
+        """Stop running requests. `closing`: another run goes on later."""
+        if self._stop != "closing":
+            self._stop = reason
+        self._stopped.set()
+
+    async def run(self) -> None:
+        """Run until the batch has ended or was closed. Raises OSError if its state cannot be stored."""
+        batch = self.batch
+        if batch.outcome is None:
+            try:
+                outcome = await self._run_requests()
+            except (DiskFull, OSError) as error:
+                logger.error("batch %s failed: %s", batch.id, error)
+                known = to_unavailable(error, self._store.folder) if isinstance(error, OSError) else error
+                batch.errors = [LineError(code="storage_error", message=known.message)]
+                await asyncio.to_thread(self._store.recover_results, batch)  # cuts off half of a line
+                outcome = "failed"
+            if outcome is None:
+                return
+            if batch.status != "cancelling":
+                batch.status, batch.finalizing_at = "finalizing", self._now()
+            batch.outcome = outcome
+            await self._save()
+        await asyncio.to_thread(self._publish)
+
+    def _publish(self) -> None:
+        batch, store = self.batch, self._store
+        assert batch.outcome is not None
+        batch.output_file_id = store.publish(batch, OUTPUT, batch.output_id)
+        batch.error_file_id = store.publish(batch, ERRORS, batch.errors_id)
+        setattr(batch, f"{batch.outcome}_at", self._now())
+        batch.status = batch.outcome
+        store.save_batch(batch)
+        store.remove_results(batch)
+
+    async def _run_requests(self) -> Outcome | None:
+        """Run what is not finished yet. Returns how the batch ends; None: not now."""
+        batch, setup = self.batch, self._setup
+        async with setup.scanning:
+            scan = await asyncio.to_thread(self._scan)
+        if self._is_closing():
+            return None
+        if scan.errors:
+            batch.errors = scan.errors
+            return "failed"
+        self._finished = scan.finished
+        batch.total = scan.total
+        if batch.status == "validating":
+            batch.status, batch.in_progress_at = "in_progress", self._now()
+            await self._save()
+        outcome: Outcome | None = "completed"
+        if not await self._run_lines():
+            outcome = None if self._is_closing() else "expired"
+        if self._stop == "cancelled":  # also if all requests were finished meanwhile
+            outcome = "cancelled"
+        if outcome in _NOT_RUN:
+            await asyncio.to_thread(self._append_unfinished, *_NOT_RUN[outcome])
+        return outcome
+
+    def _is_closing(self) -> bool:
+        return self._stop == "closing"
+
+    def _scan(self) -> lines.Scan:
+        done = self._store.recover_results(self.batch)
+        return lines.scan_file(self._input, self.batch.endpoint, self._setup.max_line_bytes, done)
+
+    async def _run_lines(self) -> bool:
+        """Run requests until all are finished, the batch expires or it is stopped. Returns whether all are."""
+        running: set[asyncio.Task[None]] = set()
+        feeding = asyncio.create_task(self._feed(running))
+        stopping = asyncio.create_task(self._stopped.wait())
+        try:
+            left = max(0.0, self.batch.expires_at - self._setup.clock())
+            await asyncio.wait({feeding, stopping}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            done = feeding.done()
+            if not done:
+                await _cancel({feeding})
+                if self._is_closing() and running:
+                    await asyncio.wait(running, timeout=self._setup.grace_s)
+        finally:
+            await _cancel({feeding, stopping, *running})
+            await self._results.close()
+        if done:
+            feeding.result()
+        return done
+
+    async def _feed(self, running: set[asyncio.Task[None]]) -> None:
+        """Start the requests one after the other, as slots become free, and wait for all of them."""
+        setup = self._setup
+        unread: Iterator[Line] = lines.unfinished_lines(
+            self._input, self.batch.endpoint, setup.max_line_bytes, self._finished
+        )
+        while taken := await asyncio.to_thread(lines.take_lines, unread, LINES_AHEAD, BYTES_AHEAD):
+            for line in taken:
+                while setup.draining():  # noqa: ASYNC110 - until `stop`; draining is not an event
+                    await asyncio.sleep(DRAIN_POLL_S)
+                await setup.slots.acquire()
+                task = asyncio.create_task(self._run_line(line))
+                running.add(task)
+                task.add_done_callback(running.discard)
+                task.add_done_callback(lambda _: setup.slots.release())
+                self._results.check()
+        while running:
+            await asyncio.wait(running)
+        self._results.check()
+
+    async def _run_line(self, line: Line) -> None:
+        batch, tries = self.batch, 1
+        while True:
+            answer = await self._setup.call(batch.client, batch.endpoint, line.body)
+            pause = lines.choose_pause(answer, tries)
+            if pause is None:
+                break
+            tries += 1
+            await asyncio.sleep(pause)
+        ok = answer.status == 200
+        data = lines.encode_answer(_new_result_id(), line.custom_id, answer)
+        # Nothing below is undone: a cancellation from here on does not lose the result.
+        self._finished[line.number] = 1
+        batch.completed += ok
+        batch.failed += not ok
+        await self._results.add(ok, data)
+
+    def _append_unfinished(self, code: str, message: str) -> None:
+        waiting: list[tuple[bool, bytes]] = []
+        size = 0
+        for line in lines.unfinished_lines(
+            self._input, self.batch.endpoint, self._setup.max_line_bytes, self._finished
+        ):
+            data = lines.encode_failure(_new_result_id(), line.custom_id, code, message)
+            waiting.append((False, data))
+            size += len(data)
+            if size > APPENDED:
+                self._store.append_results(self.batch, waiting)
+                waiting, size = [], 0
+            self.batch.failed += 1
+        self._store.append_results(self.batch, waiting)
+
+    async def _save(self) -> None:
+        await asyncio.to_thread(self._store.save_batch, self.batch)
+
+    def _now(self) -> int:
+        return int(self._setup.clock())
+
+
+class _Appender:
+    """Appends results in a thread, all that have come meanwhile at a time, and keeps the first error."""
+
+    def __init__(self, append: Callable[[list[tuple[bool, bytes]]], None]) -> None:
+        self._append = append
+        self._waiting: list[tuple[bool, bytes]] = []
+        self._round: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._error: Exception | None = None
+
+    async def add(self, ok: bool, line: bytes) -> None:
+        """Return once the line was written, or could not be. It is written also if this is cancelled."""
+        loop = asyncio.get_running_loop()
+        self._waiting.append((ok, line))
+        self._round = self._round or loop.create_future()
+        if self._task is None:
+            self._task = loop.create_task(self._write())
+        await asyncio.shield(self._round)
+
+    def check(self) -> None:
+        """Raise the error of an earlier write."""
+        if self._error is not None:
+            raise self._error
+
+    async def close(self) -> None:
+        while self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def _write(self) -> None:
+        while (written := self._round) is not None:
+            taken, self._waiting, self._round = self._waiting, [], None
+            try:
+                if self._error is None:
+                    await asyncio.to_thread(self._append, taken)
+            except (OSError, ShoalError) as error:
+                self._error = error
+            written.set_result(None)
+        self._task = None
+
+
+def _new_result_id() -> str:
+    return f"batch_req_{uuid4().hex}"
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
