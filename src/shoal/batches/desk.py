@@ -248,16 +248,18 @@ class BatchDesk:
         if self._is_open:
             return
         async with self._opening:
-            if self._is_open:
-                return
-            if self._setup is None or self._closing.is_set():
-                raise Unavailable("The server is shutting down: send the request again.", retry_after=RETRY_S)
-            if not await self._on_disk(self._store.open):
-                raise Unavailable(
-                    "Another server has the batches of this `home` (SHOAL_HOME); stop it, or set another home.",
-                    retry_after=RETRY_S,
-                )
-            self._is_open = True
+            if not self._is_open:
+                await self._take_folder()
+
+    async def _take_folder(self) -> None:
+        if self._setup is None or self._closing.is_set():
+            raise Unavailable("The server is shutting down: send the request again.", retry_after=RETRY_S)
+        if not await self._on_disk(self._store.open):
+            raise Unavailable(
+                "Another server has the batches of this `home` (SHOAL_HOME); stop it, or set another home.",
+                retry_after=RETRY_S,
+            )
+        self._is_open = True
         for batch in sorted(self._store.batches.values(), key=lambda each: each.created_ns):
             if not batch.has_ended:
                 self._launch(batch)

@@ -10,7 +10,7 @@ from shoal.batches import BatchDesk, Identity
 from shoal.batches.lines import ENDPOINTS
 from shoal.batches.objects import paginate
 from shoal.core.protocols import Operation
-from shoal.errors import InvalidValue, ShoalError, Unsupported
+from shoal.errors import BodyTooLarge, InvalidValue, ShoalError, Unsupported
 from shoal.http.errors import OpenAIError, render_error
 from shoal.http.json.decoder import Decoder
 from shoal.http.multipart import read_form
@@ -170,7 +170,7 @@ class _Endpoints:
 
             async def write(data: bytes) -> None:
                 if new.size + len(data) > self._max_bytes:
-                    raise InvalidValue(
+                    raise BodyTooLarge(
                         f"The file has more than {self._max_bytes >> 20} MB; split it, or raise batch_file_mb.",
                         param="file",
                     )

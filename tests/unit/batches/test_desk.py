@@ -1,0 +1,325 @@
+"""Batches from their file to their results: restarts, retries, cancellation, expiry, full disks, owners."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.batches import Identity
+from shoal.batches import desk as module
+from shoal.batches.lines import Answer
+from shoal.batches.store import Store
+from shoal.errors import Conflict, InvalidValue, ObjectNotFound, Overloaded, Unavailable
+from tests.unit.batches.kit import (
+    ENDPOINT,
+    ME,
+    Model,
+    begin,
+    ids,
+    open_desk,
+    poll,
+    read,
+    request_file,
+    request_line,
+    upload,
+    wait_for_end,
+)
+
+BUSY = Answer(429, "req", b"{}", 0.0)
+WRONG = Answer(400, "req", b'{"error": {}}')
+MANY = [f"{at:03}" for at in range(100)]
+
+
+async def test_a_whole_batch(tmp_path: Path) -> None:
+    """Each request is answered once, successes in one file and errors in another, by at most `concurrency` calls at a
+    time, for the client who made the batch."""
+    model = Model({"007": [WRONG]})
+    desk = open_desk(tmp_path / "batches", model)
+    batch = await begin(desk, request_file(*MANY))
+    assert (batch.status, batch.expires_at - batch.created_at) == ("validating", 86_400)
+    batch = await wait_for_end(desk, batch.id)
+    assert (batch.status, batch.total, batch.completed, batch.failed) == ("completed", 100, 99, 1)
+    output, errors = await read(desk, batch.output_file_id), await read(desk, batch.error_file_id)
+    assert ids(output) == [each for each in MANY if each != "007"]
+    assert output[0]["response"] == {"status_code": 200, "request_id": "req", "body": {"text": "000"}}
+    assert [(each["custom_id"], each["response"]["status_code"]) for each in errors] == [("007", 400)]
+    assert (model.calls.total(), model.most_running, model.clients) == (100, 4, {"me"})
+    assert [each.purpose for each in await desk.list_files(ME)] == ["batch", "batch_output", "batch_output"]
+    await desk.aclose()
+
+
+async def test_a_bad_file_runs_nothing(tmp_path: Path) -> None:
+    model = Model()
+    desk = open_desk(tmp_path, model)
+    batch = await wait_for_end(desk, (await begin(desk, request_file("a", "a") + b"{\n")).id)
+    assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
+    assert [(each.line, each.code) for each in batch.errors] == [(2, "duplicate_custom_id"), (3, "invalid_json_line")]
+    assert batch.failed_at is not None
+    assert not model.calls
+    await desk.aclose()
+
+
+async def test_overload_is_not_a_failure(tmp_path: Path) -> None:
+    """Requests that meet a full queue run again, as those of a replica that is away do a few times."""
+    gone = Answer(502, "req", b"{}", 0.0)
+    model = Model({"a": [BUSY] * 5 + [Answer(200, "req", b"{}")], "b": [gone]})
+    desk = open_desk(tmp_path, model)
+    batch = await wait_for_end(desk, (await begin(desk, request_file("a", "b"))).id)
+    assert (batch.completed, batch.failed) == (1, 1)
+    assert model.calls == {"a": 6, "b": 3}
+    await desk.aclose()
+
+
+async def test_a_restart_goes_on(tmp_path: Path) -> None:
+    """Requests that were running when the server closed run again; no finished one does."""
+    first = Model(held=lambda text: text >= "050")
+    desk = open_desk(tmp_path, first)
+    batch = await begin(desk, request_file(*MANY))
+    await first.wait_for_calls(54)
+    await desk.aclose()
+    assert first.running == 0
+    second = Model()
+    desk = open_desk(tmp_path, second)
+    batch = await wait_for_end(desk, batch.id)
+    assert (batch.status, batch.total, batch.completed) == ("completed", 100, 100)
+    assert ids(await read(desk, batch.output_file_id)) == MANY
+    assert set(second.calls) == set(MANY[50:])
+    await desk.aclose()
+
+
+@pytest.mark.parametrize("at", range(0, 14))
+async def test_a_crash_at_each_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """A disk that fails from the n-th write on, like a kill, leaves a batch that ends after a restart, with each
+    request once."""
+    left = at
+
+    def failing(name: str) -> Any:
+        real = getattr(Store, name)
+
+        def call(self: Store, *arguments: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise RuntimeError("killed")
+            return real(self, *arguments)
+
+        return call
+
+    desk = open_desk(tmp_path, Model(), concurrency=1)
+    source = await upload(desk, request_file(*MANY[:8]))
+    monkeypatch.setattr(module.logger, "exception", lambda *_: None)
+    with monkeypatch.context() as patch:
+        for name in ("save_batch", "append_results", "publish", "remove_results"):
+            patch.setattr(Store, name, failing(name))
+        batch = await desk.create_batch(ME, file_id=source.id, endpoint=ENDPOINT, metadata=None, output_seconds=None)
+        await poll(lambda: batch.has_ended or left < 0)
+        await desk.aclose()
+    desk = open_desk(tmp_path, Model())
+    batch = await wait_for_end(desk, batch.id)
+    assert (batch.status, batch.completed, batch.failed) == ("completed", 8, 0)
+    assert ids(await read(desk, batch.output_file_id)) == MANY[:8]
+    await desk.aclose()
+
+
+async def test_a_batch_is_cancelled(tmp_path: Path) -> None:
+    """Finished requests keep their results; the others end in the error file, and no call goes on."""
+    model = Model(held=lambda text: text >= "010")
+    desk = open_desk(tmp_path, model)
+    batch = await begin(desk, request_file(*MANY))
+    await model.wait_for_calls(14)
+    assert (await desk.cancel_batch(ME, batch.id)).status == "cancelling"
+    batch = await wait_for_end(desk, batch.id)
+    assert (batch.status, batch.completed, batch.failed, model.running) == ("cancelled", 10, 90, 0)
+    assert batch.cancelled_at is not None
+    assert ids(await read(desk, batch.output_file_id)) == MANY[:10]
+    errors = await read(desk, batch.error_file_id)
+    assert ids(errors) == MANY[10:]
+    assert {(each["response"], each["error"]["code"]) for each in errors} == {(None, "batch_cancelled")}
+    with pytest.raises(Conflict, match="'cancelled'"):
+        await desk.cancel_batch(ME, batch.id)
+    await desk.aclose()
+
+
+async def test_a_cancellation_survives_a_restart(tmp_path: Path) -> None:
+    """A server that closed before it had cancelled a batch does so after its next start."""
+    model = Model(held=lambda text: True)
+    desk = open_desk(tmp_path, model)
+    batch = await begin(desk, request_file(*MANY))
+    await model.wait_for_calls(4)
+    closing = asyncio.create_task(desk.aclose())
+    await asyncio.sleep(0)
+    batch.status = "cancelling"
+    await closing
+    store = Store(tmp_path, 1 << 20)
+    assert await asyncio.to_thread(store.open)
+    await asyncio.to_thread(store.save_batch, batch)
+    store.close()
+    second = Model(held=lambda text: True)
+    desk = open_desk(tmp_path, second)
+    batch = await wait_for_end(desk, batch.id)
+    assert (batch.status, batch.failed) == ("cancelled", 100)
+    await desk.aclose()
+
+
+async def test_a_batch_expires(tmp_path: Path) -> None:
+    """At the end of its window, what is not finished is reported as expired. Its files are removed in their time."""
+    now = 1e9
+    model = Model(held=lambda text: text == "b")
+    desk = open_desk(tmp_path, model, clock=lambda: now)
+    batch = await begin(desk, request_file("a", "b"))
+    await model.wait_for_calls(2)
+    await desk.aclose()
+    now += 86_400
+    desk = open_desk(tmp_path, model, clock=lambda: now)
+    batch = await wait_for_end(desk, batch.id)
+    assert (batch.status, batch.completed, batch.failed) == ("expired", 1, 1)
+    (error,) = await read(desk, batch.error_file_id)
+    assert (error["custom_id"], error["error"]["code"]) == ("b", "batch_expired")
+    now += 30 * 86_400
+    with pytest.raises(ObjectNotFound):
+        await desk.get_file(ME, batch.input_file_id)
+    await desk.sweep()
+    assert (await desk.list_files(ME), await desk.list_batches(ME)) == ([], [])
+    assert os.listdir(tmp_path) == ["lock"]
+    await desk.aclose()
+
+
+async def test_a_full_disk_fails_the_batch(tmp_path: Path) -> None:
+    """What was written before can be read."""
+    content = request_file(*MANY)
+    desk = open_desk(tmp_path, Model(), max_disk_bytes=len(content) + 1000)
+    batch = await wait_for_end(desk, (await begin(desk, content)).id)
+    assert batch.status == "failed"
+    assert [each.code for each in batch.errors] == ["storage_error"]
+    assert "batch_disk_mb" in batch.errors[0].message
+    output = await read(desk, batch.output_file_id)
+    assert 0 < len(output) == batch.completed < 100
+    await desk.aclose()
+
+
+async def test_a_missing_input_fails_the_batch(tmp_path: Path) -> None:
+    model = Model(held=lambda text: True)
+    desk = open_desk(tmp_path, model)
+    batch = await begin(desk, request_file("a"))
+    await model.wait_for_calls(1)
+    await desk.aclose()
+    (tmp_path / batch.input_file_id / "content").unlink()
+    desk = open_desk(tmp_path, model)
+    assert (await wait_for_end(desk, batch.id)).status == "failed"
+    await desk.aclose()
+
+
+async def test_draining_starts_nothing(tmp_path: Path) -> None:
+    """While the server drains, running requests finish and no other one starts."""
+    draining = False
+    model = Model(held=lambda text: True)
+    desk = open_desk(tmp_path, model, draining=lambda: draining, concurrency=2)
+    batch = await begin(desk, request_file(*MANY))
+    await model.wait_for_calls(2)
+    draining = True
+    model.release.set()
+    await poll(lambda: not model.running)
+    await asyncio.sleep(0.05)
+    assert model.calls.total() <= 3  # one was waiting for its slot
+    await desk.aclose()
+    desk = open_desk(tmp_path, Model())
+    assert (await wait_for_end(desk, batch.id)).completed == 100
+    await desk.aclose()
+
+
+async def test_owners(tmp_path: Path) -> None:
+    """Another owner's objects do not exist for a client; an admin sees all."""
+    other, admin = Identity("o", "other"), Identity("a", "", sees_all=True)
+    desk = open_desk(tmp_path, Model())
+    batch = await begin(desk, request_file("a"))
+    await wait_for_end(desk, batch.id)
+    for attempt in (
+        desk.get_file(other, batch.input_file_id),
+        desk.open_content(other, batch.output_id),
+        desk.delete_file(other, batch.input_file_id),
+        desk.get_batch(other, batch.id),
+        desk.cancel_batch(other, batch.id),
+    ):
+        with pytest.raises(ObjectNotFound):
+            await attempt
+    with pytest.raises(InvalidValue, match="No such File"):
+        await desk.create_batch(
+            other, file_id=batch.input_file_id, endpoint=ENDPOINT, metadata=None, output_seconds=None
+        )
+    assert (await desk.list_files(other), await desk.list_batches(other)) == ([], [])
+    assert len(await desk.list_files(admin)) == 2
+    assert await desk.get_batch(admin, batch.id) is batch
+    await desk.delete_file(admin, batch.output_id)
+    with pytest.raises(ObjectNotFound):
+        await desk.get_file(ME, batch.output_id)
+    await desk.aclose()
+
+
+async def test_files_in_use(tmp_path: Path) -> None:
+    """A file cannot be deleted while a batch reads it; results are no input."""
+    model = Model(held=lambda text: True)
+    desk = open_desk(tmp_path, model)
+    batch = await begin(desk, request_file("a"))
+    await model.wait_for_calls(1)
+    with pytest.raises(Conflict, match="cancel the batch"):
+        await desk.delete_file(ME, batch.input_file_id)
+    model.release.set()
+    await wait_for_end(desk, batch.id)
+    await desk.delete_file(ME, batch.input_file_id)
+    with pytest.raises(InvalidValue, match="purpose"):
+        await desk.create_batch(ME, file_id=batch.output_id, endpoint=ENDPOINT, metadata=None, output_seconds=None)
+    await desk.aclose()
+
+
+async def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An owner may have half of the unfinished batches; the number of files is limited too."""
+    monkeypatch.setattr(module, "MAX_UNFINISHED", 4)
+    model = Model(held=lambda text: True)
+    desk = open_desk(tmp_path, model)
+    await begin(desk, request_file("a"))
+    await begin(desk, request_file("b"))
+    with pytest.raises(Overloaded):
+        await begin(desk, request_file("c"))
+    await begin(desk, request_file("c"), Identity("o", "other"))
+    monkeypatch.setattr(module, "MAX_OBJECTS", 4)
+    with pytest.raises(Conflict, match="4 files"):
+        await upload(desk, request_line("a"))
+    await desk.aclose()
+
+
+async def test_another_process_has_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until that one ends, requests are refused; then its batches go on here without being asked."""
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    held = Model(held=lambda text: True)
+    first = open_desk(tmp_path, held)
+    batch = await begin(first, request_file("a"))
+    await held.wait_for_calls(1)
+    model = Model()
+    second = open_desk(tmp_path, model)
+    with pytest.raises(Unavailable, match="Another server"):
+        await second.list_batches(ME)
+    await first.aclose()
+    await model.wait_for_calls(1)
+    assert (await wait_for_end(second, batch.id)).completed == 1
+    await second.aclose()
+    with pytest.raises(Unavailable, match="shutting down"):
+        await open_closed(tmp_path).list_files(ME)
+
+
+def open_closed(folder: Path) -> module.BatchDesk:
+    return module.BatchDesk(folder, module.Limits())
+
+
+async def test_nothing_is_made_before_it_is_needed(tmp_path: Path) -> None:
+    """A server without batches leaves no folder, and one that cannot make it says so."""
+    desk = open_desk(tmp_path / "batches", Model())
+    await asyncio.sleep(0.05)
+    assert not (tmp_path / "batches").exists()
+    (tmp_path / "batches").write_text("in the way")
+    with pytest.raises(Unavailable, match="cannot store"):
+        await desk.list_files(ME)
+    await desk.aclose()
