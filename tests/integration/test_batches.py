@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
 import openai
 import pytest
 
@@ -73,14 +72,17 @@ def test_the_whole_api(shoal_server: ShoalServer, home: dict[str, str]) -> None:
     errors = results(client, batch.error_file_id)
     assert errors["bad"]["response"]["status_code"] == 404
     assert errors["bad"]["response"]["body"]["error"]["code"] == "model_not_found"
+    chat = finished(client, begin(client, [line("a", "hello there", CHAT, model="fake")], CHAT))
+    body = results(client, chat.output_file_id)["a"]["response"]["body"]
+    assert body["object"] == "chat.completion"
     bad = finished(client, begin(client, [lines[0], lines[0]], EMBED))
     assert bad.status == "failed"
     assert bad.errors is not None
     assert [(each.code, each.line) for each in bad.errors.data or []] == [("duplicate_custom_id", 2)]
-    assert [each.id for each in client.batches.list(limit=1)] == [bad.id, batch_id]
+    assert [each.id for each in client.batches.list(limit=2)] == [bad.id, chat.id, batch_id]
     assert batch.output_file_id is not None
     names = [each.id for each in client.files.list(purpose="batch_output")]
-    assert set(names) == {batch.output_file_id, batch.error_file_id}
+    assert set(names) == {batch.output_file_id, batch.error_file_id, chat.output_file_id}
     assert client.files.retrieve(batch.output_file_id).filename == f"{batch_id}_output.jsonl"
     assert client.files.delete(batch.output_file_id).deleted
     with pytest.raises(openai.NotFoundError, match="No such File"):
@@ -91,39 +93,32 @@ def test_the_whole_api(shoal_server: ShoalServer, home: dict[str, str]) -> None:
         client.batches.retrieve("batch_x")
 
 
-def test_other_endpoints(shoal_server: ShoalServer, home: dict[str, str]) -> None:
-    """Chats as batches."""
-    client = client_of(shoal_server(["fake:"], env=home))
-    batch = finished(client, begin(client, [line("a", "hello there", CHAT, model="fake")], CHAT))
-    body = results(client, batch.output_file_id)["a"]["response"]["body"]
-    assert body["object"] == "chat.completion"
-
-
 def test_killed_and_started_again(shoal_server: ShoalServer, home: dict[str, str]) -> None:
     """A server that dies in the middle of a batch finishes it after its next start: each request has one result."""
     flags = ["--batch-concurrency", "4", "--max-batch-size", "4"]
     server = shoal_server([SLOW], *flags, env=home)
     client = client_of(server)
-    batch_id = begin(client, [line(f"r{at}", f"text {at}", model="fake") for at in range(300)], EMBED)
+    batch_id = begin(client, [line(f"r{at}", f"text {at}", model="fake") for at in range(200)], EMBED)
     end = time.monotonic() + PATIENCE_S
-    while (counts := client.batches.retrieve(batch_id).request_counts) is None or counts.completed < 50:
+    while (counts := client.batches.retrieve(batch_id).request_counts) is None or counts.completed < 40:
         assert time.monotonic() < end
         time.sleep(0.01)
-    assert counts.completed < 300
+    assert counts.completed < 200
     os.kill(server.process.pid, signal.SIGKILL)
     server.exit_code()
     client = client_of(shoal_server([SLOW], *flags, env=home))
     batch = finished(client, batch_id)
     assert batch.request_counts is not None
-    assert (batch.status, batch.request_counts.completed) == ("completed", 300)
-    assert set(results(client, batch.output_file_id)) == {f"r{at}" for at in range(300)}
+    assert (batch.status, batch.request_counts.completed) == ("completed", 200)
+    assert set(results(client, batch.output_file_id)) == {f"r{at}" for at in range(200)}
 
 
 def test_a_graceful_stop(shoal_server: ShoalServer, home: dict[str, str]) -> None:
     """SIGTERM ends the server soon, in the middle of a batch, and another server goes on."""
     flags = ["--batch-concurrency", "4", "--max-batch-size", "4"]
     server = shoal_server([SLOW], *flags, env=home)
-    batch_id = begin(client_of(server), [line(f"r{at}", f"t{at}", model="fake") for at in range(200)], EMBED)
+    with client_of(server) as client:  # an open connection would prolong the drain
+        batch_id = begin(client, [line(f"r{at}", f"t{at}", model="fake") for at in range(200)], EMBED)
     server.process.terminate()
     assert server.exit_code() == 0
     client = client_of(shoal_server([SLOW], *flags, env=home))
@@ -150,13 +145,13 @@ def test_two_users_and_a_cancellation(shoal_server: ShoalServer, home: dict[str,
 
 
 def test_overload_is_waited_for(shoal_server: ShoalServer, home: dict[str, str]) -> None:
-    """A queue that is too short for the batch, and a model that is gone for a while, fail no request."""
-    flags = ["--max-queue-items", "4", "--max-batch-size", "2", "--batch-concurrency", "16"]
+    """A queue that is too short for the batch fails no request."""
+    flags = ["--max-queue-items", "4", "--max-batch-size", "2", "--batch-concurrency", "8"]
     server = shoal_server(["fake:delay_ms=2"], *flags, env=home)
     client = client_of(server)
-    batch = finished(client, begin(client, [line(f"r{at}", f"t{at}", model="fake") for at in range(60)], EMBED))
+    batch = finished(client, begin(client, [line(f"r{at}", f"t{at}", model="fake") for at in range(30)], EMBED))
     assert batch.request_counts is not None
-    assert (batch.status, batch.request_counts.completed) == ("completed", 60)
+    assert (batch.status, batch.request_counts.completed) == ("completed", 30)
     assert '"status":429' in server.log.read_text()
 
 
@@ -186,9 +181,6 @@ def test_an_upload_does_not_stay_in_memory(shoal_server: ShoalServer, home: dict
     file = client.files.create(file=("large", content), purpose="batch")
     assert file.bytes == len(content)
     assert resident_bytes(server) - before < 24 << 20
-    headers = {"content-length": str(1 << 40)}
-    refused = httpx.post(f"{server.base_url}/v1/files", headers=headers, content=iter([b"x"]), timeout=PATIENCE_S)
-    assert refused.status_code == 413
 
 
 def resident_bytes(server: Server) -> int:

@@ -53,8 +53,10 @@ async def serving(
         await desk.aclose()
 
 
-def form(content: bytes | None = LINES, name: str = "in.jsonl", **fields: str) -> bytes:
-    parts = [(f'name="{key}"', value.encode()) for key, value in fields.items()]
+def form(
+    content: bytes | None = LINES, name: str = "in.jsonl", more: dict[str, str] | None = None, **fields: str
+) -> bytes:
+    parts = [(f'name="{key}"', value.encode()) for key, value in {**fields, **(more or {})}.items()]
     if content is not None:
         parts.append((f'name="file"; filename="{name}"\r\ncontent-type: application/jsonl', content))
     body = b"".join(b"--XX\r\ncontent-disposition: form-data; %b\r\n\r\n%b\r\n" % (a.encode(), b) for a, b in parts)
@@ -71,9 +73,11 @@ def check(method: str, path: str, answer: Answer) -> Any:
     return answer.json()
 
 
-async def upload(server: Server, body: bytes | Iterable[bytes] | None = None, **headers: str) -> Answer:
+async def upload(
+    server: Server, body: bytes | Iterable[bytes] | None = None, headers: dict[str, str] | None = None
+) -> Answer:
     body = form(purpose="batch") if body is None else body
-    return await server.call("POST", "/v1/files", body=body, headers={**FORM, **headers})
+    return await server.call("POST", "/v1/files", body=body, headers={**FORM, **(headers or {})})
 
 
 async def create(server: Server, file_id: str, headers: dict[str, str] | None = None, **changes: Any) -> Answer:
@@ -95,7 +99,7 @@ async def test_a_batch_answers_as_the_route(tmp_path: Path) -> None:
     objects are as documented."""
     async with serving(tmp_path, api_key=("k",)) as server:
         key = {"authorization": "Bearer k"}
-        file = check("post", "/v1/files", await upload(server, **key))
+        file = check("post", "/v1/files", await upload(server, headers=key))
         assert (file["bytes"], file["filename"], file["purpose"]) == (len(LINES), "in.jsonl", "batch")
         assert file["expires_at"] - file["created_at"] == 30 * 86_400
         begun = check("post", "/v1/batches", await create(server, file["id"], key, metadata={"a": "b"}))
@@ -157,8 +161,8 @@ async def test_lists(tmp_path: Path) -> None:
         (form(purpose="batch")[:-4], 400, None),
         (form(purpose="batch")[:-8] + form(purpose="batch"), 400, None),
         (form(purpose="x" * 70_000), 400, None),
-        (form(purpose="batch", **{f"f{each}": "" for each in range(20)}), 400, None),
-        (form(purpose="batch", **{"expires_after[seconds]": "10"}), 400, "expires_after"),
+        (form(purpose="batch", more={f"f{each}": "" for each in range(20)}), 400, None),
+        (form(purpose="batch", more={"expires_after[seconds]": "10"}), 400, "expires_after"),
         (b"none", 400, None),
         (form(b"x" * (MB + 1), purpose="batch"), 413, "file"),
         (form(b"x" * 9, purpose="batch") + b"x" * (MB + 82_000), 413, None),
@@ -179,7 +183,7 @@ async def test_refused_uploads(tmp_path: Path, body: bytes, status: int, param: 
 async def test_an_upload_is_not_a_form(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         for kind in ("application/json", "multipart/form-data"):
-            assert (await upload(server, **{"content-type": kind})).status == 400
+            assert (await upload(server, headers={"content-type": kind})).status == 400
 
 
 async def test_an_upload_keeps_its_bytes(tmp_path: Path) -> None:
@@ -197,7 +201,7 @@ async def test_an_upload_keeps_its_bytes(tmp_path: Path) -> None:
 async def test_expiry_is_the_clients_choice(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         fields = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
-        file = (await upload(server, form(purpose="batch", **fields))).json()
+        file = (await upload(server, form(purpose="batch", more=fields))).json()
         assert file["expires_at"] - file["created_at"] == 3600
         expiry = {"anchor": "created_at", "seconds": 7200}
         batch = await wait_for_end(server, (await create(server, file["id"], output_expires_after=expiry)).json()["id"])
@@ -268,7 +272,7 @@ async def test_two_users(tmp_path: Path) -> None:
     this machine."""
     async with serving(tmp_path, api_key=("one", "two"), admin_key=("root",)) as server:
         one, two, root = ({"authorization": f"Bearer {key}"} for key in ("one", "two", "root"))
-        file = (await upload(server, **one)).json()["id"]
+        file = (await upload(server, headers=one)).json()["id"]
         batch = (await create(server, file, one)).json()["id"]
         await wait_for_end(server, batch, **one)
         for path in (f"/v1/files/{file}", f"/v1/files/{file}/content", f"/v1/batches/{batch}"):

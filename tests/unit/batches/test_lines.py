@@ -33,9 +33,7 @@ VALUES = st.recursive(
 )
 
 
-def scan(
-    tmp_path: Path, content: bytes, done: frozenset[str] = frozenset()
-) -> tuple[int, list[tuple[Any, str]], bytes]:
+def scan(tmp_path: Path, content: bytes, *done: str) -> tuple[int, list[tuple[Any, str]], bytes]:
     path = tmp_path / "content"
     path.write_bytes(content)
     total, errors, finished = scan_file(path, ENDPOINT, LIMIT, set(done))
