@@ -230,6 +230,17 @@ async def test_a_client_that_leaves_or_stalls(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["lock"]
 
 
+async def test_uploads_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In number, and in time."""
+    async with serving(tmp_path) as server:
+        monkeypatch.setattr("shoal.surfaces.batches.MAX_UPLOAD_S", 0.05)
+        endless = Exchange([form(purpose="batch")], silent=True)
+        await server.app(request_scope("POST", "/v1/files", FORM), endless.receive, endless.send)
+        assert endless.answer().status == 408
+        monkeypatch.setattr("shoal.batches.desk.MAX_UPLOADS", 0)
+        assert (await upload(server)).status == 429
+
+
 @pytest.mark.parametrize(
     ("changes", "param"),
     [

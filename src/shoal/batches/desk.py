@@ -26,6 +26,8 @@ MAX_OBJECTS = 10_000
 """Maximum files, and maximum batches."""
 MAX_UNFINISHED = 128
 """Maximum batches that have not ended; one owner may have half of them."""
+MAX_UPLOADS = 64
+"""Maximum files that are uploaded at a time: each takes up to a MB of memory."""
 SWEEP_S = 600.0
 RETRY_S = 1.0
 """Between two attempts to take the folder, which another process may still have."""
@@ -79,6 +81,7 @@ class BatchDesk:
         self._opening = asyncio.Lock()
         self._is_open = False
         self._closing = asyncio.Event()
+        self._uploads = 0
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
         self._background: asyncio.Task[None] | None = None
 
@@ -114,11 +117,17 @@ class BatchDesk:
         await self._open()
         if len(self._store.files) >= MAX_OBJECTS:
             raise Conflict(f"The server stores {MAX_OBJECTS} files; delete some with DELETE /v1/files/{{id}}.")
-        new = await self._on_disk(self._store.new_file)
+        if self._uploads >= MAX_UPLOADS:
+            raise Overloaded(f"{MAX_UPLOADS} files are being uploaded; send the file again.", retry_after=10.0)
+        self._uploads += 1
         try:
-            yield new
+            new = await self._on_disk(self._store.new_file)
+            try:
+                yield new
+            finally:
+                await asyncio.to_thread(new.discard)
         finally:
-            await asyncio.to_thread(new.discard)
+            self._uploads -= 1
 
     async def write(self, new: NewFile, data: bytes) -> None:
         """Append to a new file. Raises DiskFull, a BodyTooLarge."""

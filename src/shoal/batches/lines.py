@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ MAX_LINES = 50_000
 MAX_ERRORS = 100
 """Maximum errors reported about one file."""
 MAX_ID_CHARS = 512
+LINES_PER_TURN = 64
 
 _ENCODE = msgspec.json.Encoder().encode
 
@@ -112,6 +114,8 @@ def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
         number = 0
         while text := file.readline(max_bytes + 1):
             number += 1
+            if number % LINES_PER_TURN == 0:
+                time.sleep(0)  # lets the event loop have the interpreter
             rest = text
             while not rest.endswith(b"\n") and (rest := file.readline(max_bytes + 1)):
                 pass

@@ -69,6 +69,14 @@ class Store:
             os.close(lock)
             return False
         self._lock = lock
+        try:
+            self._load()
+        except OSError:
+            self.close()
+            raise
+        return True
+
+    def _load(self) -> None:
         for each in list(self.folder.iterdir()):
             if each.name.startswith(("new-", "old-")):
                 shutil.rmtree(each, ignore_errors=True)
@@ -78,7 +86,6 @@ class Store:
                 self._load_batch(each)
         times = [each.created_ns for each in self.files.values()] + [each.created_ns for each in self.batches.values()]
         self._last_ns = max(times, default=0)
-        return True
 
     def close(self) -> None:
         if self._lock is not None:

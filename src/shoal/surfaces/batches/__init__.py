@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.batches import BatchDesk, Identity
 from shoal.batches.lines import ENDPOINTS
 from shoal.batches.objects import paginate
 from shoal.core.protocols import Operation
-from shoal.errors import BodyTooLarge, InvalidValue, ShoalError, Unsupported
+from shoal.errors import BodyTooLarge, InvalidValue, RequestTimeout, ShoalError, Unsupported
 from shoal.http.errors import OpenAIError, render_error
 from shoal.http.json.decoder import Decoder
 from shoal.http.multipart import read_form
@@ -22,6 +24,7 @@ from shoal.surfaces.shared.model_jobs import json_reply
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
 
+MAX_UPLOAD_S = 3600.0
 MAX_PARTS = 16
 FORM_BYTES = 65_536 + 16_384
 """What a form may hold beside its file."""
@@ -58,7 +61,7 @@ def _file_operations(endpoints: _Endpoints, options: Options) -> list[Operation]
             endpoint=endpoints.upload,
             summary="Upload a file of requests",
             response=wire.FileObject,
-            errors={**_READ, 409: OpenAIError, 413: OpenAIError},
+            errors={**_READ, 409: OpenAIError, 413: OpenAIError, 429: OpenAIError},
             description="The body is multipart/form-data with `purpose` (`batch`) and `file`; it is written to disk as "
             "it comes. `expires_after[anchor]` and `expires_after[seconds]` shorten the 30 days that it is kept.",
             limit=(options.batch_file_mb << 20) + FORM_BYTES,
@@ -166,7 +169,7 @@ class _Endpoints:
     async def upload(self, request: Request) -> Reply:
         desk, who = self._desk, self._identify(request)
         assert request.pieces is not None
-        async with desk.receive() as new:
+        async with _limit_time(), desk.receive() as new:
 
             async def write(data: bytes) -> None:
                 if new.size + len(data) > self._max_bytes:
@@ -236,6 +239,15 @@ class _Endpoints:
 
     async def cancel(self, request: Request) -> Reply:
         return json_reply(wire.to_batch(await self._desk.cancel_batch(self._identify(request), request.parameter)))
+
+
+@asynccontextmanager
+async def _limit_time() -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(MAX_UPLOAD_S):
+            yield
+    except TimeoutError:
+        raise RequestTimeout(f"The file did not arrive within {MAX_UPLOAD_S:g} s; send it faster.") from None
 
 
 def _read_limit(request: Request, default: int, most: int) -> int:
