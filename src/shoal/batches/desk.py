@@ -195,9 +195,13 @@ class BatchDesk:
             output_seconds=output_seconds or FILE_S,
             metadata=metadata,
         )
+        # A client that leaves now leaves a batch that runs.
+        await asyncio.shield(asyncio.ensure_future(self._begin(batch)))
+        return batch
+
+    async def _begin(self, batch: Batch) -> None:
         await self._on_disk(partial(self._store.add_batch, batch))
         self._launch(batch)
-        return batch
 
     async def list_batches(self, who: Identity) -> list[Batch]:
         """Return the batches, the newest first."""
@@ -221,9 +225,9 @@ class BatchDesk:
         if batch.status not in {"validating", "in_progress"} or batch.outcome is not None:
             raise Conflict(f"Cannot cancel a batch with status '{batch.status}'.")
         batch.status, batch.cancelling_at = "cancelling", int(self._clock())
-        await self._on_disk(partial(self._store.save_batch, batch))
         if batch.id in self._runs:
             self._runs[batch.id][0].stop("cancelled")
+        await self._on_disk(partial(self._store.save_batch, batch))
         return batch
 
     async def sweep(self) -> None:

@@ -84,7 +84,7 @@ class BatchRun:
                 outcome = "failed"
             if outcome is None:
                 return
-            if batch.status != "cancelling":
+            if batch.status != "cancelling" and outcome != "failed":
                 batch.status, batch.finalizing_at = "finalizing", self._now()
             batch.outcome = outcome
             await self._save()
@@ -181,12 +181,12 @@ class BatchRun:
             tries += 1
             await asyncio.sleep(pause)
         ok = answer.status == 200
-        data = lines.encode_answer(_new_result_id(), line.custom_id, answer)
+        encode = partial(lines.encode_answer, _new_result_id(), line.custom_id, answer)
         # Nothing below is undone: a cancellation from here on does not lose the result.
         self._finished[line.number] = 1
         batch.completed += ok
         batch.failed += not ok
-        await self._results.add(ok, data)
+        await self._results.add(ok, encode)
 
     def _append_unfinished(self, code: str, message: str) -> None:
         waiting: list[tuple[bool, bytes]] = []
@@ -211,19 +211,19 @@ class BatchRun:
 
 
 class _Appender:
-    """Appends results in a thread, all that have come meanwhile at a time, and keeps the first error."""
+    """Encodes and appends results in a thread, all that have come meanwhile at a time, and keeps the first error."""
 
     def __init__(self, append: Callable[[list[tuple[bool, bytes]]], None]) -> None:
         self._append = append
-        self._waiting: list[tuple[bool, bytes]] = []
+        self._waiting: list[tuple[bool, Callable[[], bytes]]] = []
         self._round: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._error: Exception | None = None
 
-    async def add(self, ok: bool, line: bytes) -> None:
+    async def add(self, ok: bool, encode: Callable[[], bytes]) -> None:
         """Return once the line was written, or could not be. It is written also if this is cancelled."""
         loop = asyncio.get_running_loop()
-        self._waiting.append((ok, line))
+        self._waiting.append((ok, encode))
         self._round = self._round or loop.create_future()
         if self._task is None:
             self._task = loop.create_task(self._write())
@@ -243,11 +243,14 @@ class _Appender:
             taken, self._waiting, self._round = self._waiting, [], None
             try:
                 if self._error is None:
-                    await asyncio.to_thread(self._append, taken)
+                    await asyncio.to_thread(self._encode_and_append, taken)
             except (OSError, ShoalError) as error:
                 self._error = error
             written.set_result(None)
         self._task = None
+
+    def _encode_and_append(self, taken: list[tuple[bool, Callable[[], bytes]]]) -> None:
+        self._append([(ok, encode()) for ok, encode in taken])
 
 
 def _new_result_id() -> str:

@@ -237,40 +237,45 @@ class NewFile:
         self._file = (self._folder / "content").open("wb")
         self.size = 0
         self._is_kept = False
+        self._using = threading.Lock()  # a request that is cancelled leaves its thread behind
 
     def write(self, data: bytes) -> None:
         """Append. Raises DiskFull and OSError."""
-        self._store.reserve(len(data))
-        self.size += len(data)
-        self._file.write(data)
+        with self._using:
+            if not self._file.closed:
+                self._store.reserve(len(data))
+                self.size += len(data)
+                self._file.write(data)
 
     def keep(self, *, owner: str, filename: str, purpose: str, seconds: int) -> StoredFile:
         """Store the file under a new id, for so many seconds. Raises OSError."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        created = self._store.next_ns()
-        stored = StoredFile(
-            id=f"file-{uuid4().hex}",
-            owner=owner,
-            bytes=self.size,
-            created_ns=created,
-            expires_at=created // 10**9 + seconds,
-            filename=filename,
-            purpose=purpose,
-        )
-        self._store.finish_file(self._folder, stored)
-        self._is_kept = True
-        return stored
+        with self._using:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            created = self._store.next_ns()
+            stored = StoredFile(
+                id=f"file-{uuid4().hex}",
+                owner=owner,
+                bytes=self.size,
+                created_ns=created,
+                expires_at=created // 10**9 + seconds,
+                filename=filename,
+                purpose=purpose,
+            )
+            self._store.finish_file(self._folder, stored)
+            self._is_kept = True
+            return stored
 
     def discard(self) -> None:
         """Remove the file, unless it was kept."""
-        if self._is_kept:
-            return
-        self._store.reserve(-self.size)
-        with contextlib.suppress(OSError):  # a full disk: closing writes what is left in the buffer
-            self._file.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with self._using:
+            if self._is_kept:
+                return
+            self._store.reserve(-self.size)
+            with contextlib.suppress(OSError):  # a full disk: closing writes what is left in the buffer
+                self._file.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def to_unavailable(error: OSError, folder: Path) -> Unavailable:

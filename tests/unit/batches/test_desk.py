@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -213,17 +214,23 @@ async def test_a_missing_input_fails_the_batch(tmp_path: Path) -> None:
     await desk.aclose()
 
 
-async def test_draining_starts_nothing(tmp_path: Path) -> None:
+async def test_draining_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the server drains, running requests finish and no other one starts."""
-    draining = False
+    monkeypatch.setattr("shoal.batches.run.DRAIN_POLL_S", 0.001)
+    is_draining, checks = False, 0
+
+    def draining() -> bool:
+        nonlocal checks
+        checks += 1
+        return is_draining
+
     model = Model(held=lambda text: True)
-    desk = open_desk(tmp_path, model, draining=lambda: draining, concurrency=2)
+    desk = open_desk(tmp_path, model, draining=draining, concurrency=2)
     batch = await begin(desk, request_file(*MANY))
     await model.wait_for_calls(2)
-    draining = True
+    is_draining, enough = True, checks + 10
     model.release.set()
-    await poll(lambda: not model.running)
-    await asyncio.sleep(0.05)
+    await poll(lambda: not model.running and checks > enough)
     assert model.calls.total() <= 3  # one was waiting for its slot
     await desk.aclose()
     desk = open_desk(tmp_path, Model())
@@ -314,12 +321,63 @@ def open_closed(folder: Path) -> module.BatchDesk:
     return module.BatchDesk(folder, module.Limits())
 
 
-async def test_nothing_is_made_before_it_is_needed(tmp_path: Path) -> None:
+async def test_nothing_is_made_before_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server without batches leaves no folder, and one that cannot make it says so."""
+    monkeypatch.setattr(module, "SWEEP_S", 0.001)
+    looks = 0
+
+    def exists(store: Store) -> bool:
+        nonlocal looks
+        looks += 1
+        return store.folder.is_dir()
+
+    monkeypatch.setattr(Store, "exists", exists)
     desk = open_desk(tmp_path / "batches", Model())
-    await asyncio.sleep(0.05)
+    await poll(lambda: looks > 2)
     assert not (tmp_path / "batches").exists()
     (tmp_path / "batches").write_text("in the way")
     with pytest.raises(Unavailable, match="cannot store"):
         await desk.list_files(ME)
+    await desk.aclose()
+
+
+async def test_clients_that_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that leaves while its file is stored leaves a whole file; while its batch is stored, a batch that
+    runs."""
+    reached, go_on = threading.Event(), threading.Event()
+
+    def slowly(name: str) -> None:
+        real = getattr(Store, name)
+
+        def call(self: Store, *arguments: Any) -> Any:
+            reached.set()
+            go_on.wait()
+            return real(self, *arguments)
+
+        monkeypatch.setattr(Store, name, call)
+
+    async def leave(task: asyncio.Task[Any]) -> None:
+        await asyncio.to_thread(reached.wait)
+        task.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+
+    desk = open_desk(tmp_path, Model())
+    slowly("finish_file")
+    await leave(asyncio.create_task(upload(desk, request_file("a"))))
+    await poll(lambda: not [name for name in os.listdir(tmp_path) if name.startswith("new-")])
+    (stored,) = await desk.list_files(ME)
+    content = await desk.open_content(ME, stored.id)
+    assert [piece async for piece in content] == [request_file("a")]
+    await content.aclose()
+    reached.clear()
+    go_on.clear()
+    slowly("add_batch")
+    create = desk.create_batch(ME, file_id=stored.id, endpoint=ENDPOINT, metadata=None, output_seconds=None)
+    await leave(asyncio.create_task(create))
+    await poll(lambda: bool(desk._store.batches))
+    (batch,) = await desk.list_batches(ME)
+    assert (await wait_for_end(desk, batch.id)).status == "completed"
     await desk.aclose()

@@ -56,16 +56,9 @@ class FileList(msgspec.Struct, kw_only=True):
     has_more: bool
 
 
-class BatchErrorDetail(msgspec.Struct, kw_only=True):
-    code: str
-    message: str
-    param: str | None
-    line: int | None
-
-
 class BatchErrors(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
-    data: list[BatchErrorDetail]
+    data: list[objects.LineError]
 
 
 class RequestCounts(msgspec.Struct, kw_only=True):
@@ -119,13 +112,9 @@ def to_file(stored: objects.StoredFile) -> FileObject:
 def to_batch(batch: objects.Batch) -> BatchObject:
     own = ("id", "endpoint", "input_file_id", "completion_window", "status", "output_file_id", "error_file_id")
     times = [name for name in BatchObject.__struct_fields__ if name.endswith("_at")]
-    errors = [
-        BatchErrorDetail(code=each.code, message=each.message, param=each.param, line=each.line)
-        for each in batch.errors
-    ]
     return BatchObject(
         **{name: getattr(batch, name) for name in (*own, *times)},
-        errors=BatchErrors(data=errors) if errors else None,
+        errors=BatchErrors(data=batch.errors) if batch.errors else None,
         request_counts=RequestCounts(total=batch.total, completed=batch.completed, failed=batch.failed),
         metadata=batch.metadata,
     )
