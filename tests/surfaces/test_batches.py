@@ -314,3 +314,10 @@ async def test_a_server_without_a_desk() -> None:
 def test_one_process_has_the_batches() -> None:
     """With `--workers`, all of these routes are answered by the process of the models."""
     assert all(is_for_models(each) for each in Batches(Options()).routes(Gateway(Registry())))
+
+
+def test_the_form_is_documented() -> None:
+    """A file and its purpose, and no JSON."""
+    body = DOCUMENT["paths"]["/v1/files"]["post"]["requestBody"]
+    assert body["required"]
+    assert list(body["content"]) == ["multipart/form-data"]

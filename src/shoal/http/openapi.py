@@ -207,16 +207,17 @@ class _Writer:
         parameters = [*_path_parameters(operation.path), *_query_parameters(operation)]
         if parameters := [*parameters, *self._request_headers(operation)]:
             operation_object["parameters"] = parameters
+        form = operation.form if isinstance(operation, DocumentedOperation) else None
+        content: dict[str, Any] = {}
         if operation.request is not None:
-            content: dict[str, Any] = {"schema": self._schema_of[id(operation.request)]}
+            content["application/json"] = {"schema": self._schema_of[id(operation.request)]}
             if operation.example is not None:
-                content["example"] = self._fill_example(operation)
+                content["application/json"]["example"] = self._fill_example(operation)
+        if form is not None:
+            content |= self._describe_content(form, "multipart/form-data")
+        if content:
             required = not (isinstance(operation, DocumentedOperation) and operation.optional)
-            operation_object["requestBody"] = {"required": required, "content": {"application/json": content}}
-            if isinstance(operation, DocumentedOperation) and operation.form is not None:
-                operation_object["requestBody"]["content"].update(
-                    self._describe_content(operation.form, "multipart/form-data")
-                )
+            operation_object["requestBody"] = {"required": required, "content": content}
         return operation_object
 
     def _describe_responses(self, operation: Operation) -> dict[str, Any]:

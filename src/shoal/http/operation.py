@@ -16,7 +16,8 @@ class DocumentedOperation(Operation):
     `query` maps query parameters to their descriptions; `required_query` names the required ones. `accepted` is the
     type of a 202's body. `optional`: the body may be omitted. `response` may be a tuple of alternative types.
     `other_responses`: other media types of a success, each with its type. `form`: the body may also be
-    multipart/form-data of this type. `other_bodies`: all media types of bodies that are not JSON.
+    multipart/form-data of this type, or must be if there is no `request`. `other_bodies`: all media types of bodies
+    that are not JSON.
     """
 
     query: Mapping[str, str] = field(default_factory=dict)

@@ -61,6 +61,7 @@ def _file_operations(endpoints: _Endpoints, options: Options) -> list[Operation]
             endpoint=endpoints.upload,
             summary="Upload a file of requests",
             response=wire.FileObject,
+            form=wire.FileForm,
             errors={**_READ, 409: OpenAIError, 413: OpenAIError, 429: OpenAIError},
             description="The body is multipart/form-data with `purpose` (`batch`) and `file`; it is written to disk as "
             "it comes. `expires_after[anchor]` and `expires_after[seconds]` shorten the 30 days that it is kept.",

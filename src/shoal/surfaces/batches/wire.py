@@ -26,7 +26,7 @@ class BatchRequest(msgspec.Struct, kw_only=True):
 
 
 class FileForm(msgspec.Struct, kw_only=True):
-    file: Annotated[bytes, Meta(description="Lines of JSON.")]
+    file: Annotated[bytes, Meta(description="Lines of JSON.", extra_json_schema={"format": "binary"})]
     purpose: Literal["batch"]
 
 
