@@ -20,8 +20,8 @@ async def find_vocab_size(link: HttpLink, max_inputs: int, deadline: float) -> i
     """Return one more than the last token id that the server decodes to a text; None if that cannot be found.
 
     A server silently leaves out ids that it does not know; if none is left, TEI 1.9.3 on ONNX Runtime ends. `/decode`
-    answers an unknown id with an empty text. Ids inside the vocabulary may have an empty text too, but hardly many in a
-    row, so the last of several points that has a text tells where to look on.
+    answers an unknown id with an empty text. Ids inside the vocabulary may have an empty text too, but hardly two in a
+    row, so the last of several pairs that has a text tells where to look on.
     """
     points = max(1, min(POINTS, max_inputs))
     known, empty = -1, BEYOND
@@ -29,11 +29,14 @@ async def find_vocab_size(link: HttpLink, max_inputs: int, deadline: float) -> i
         if await link.decode([[BEYOND]], skip_special_tokens=False, deadline=deadline) != [""]:
             return None
         while empty - known > 1:
-            step = max(1, (empty - known) // (points + 1))
-            ids = list(range(known + step, empty, step))[:points]
-            texts = await link.decode([[each] for each in ids], skip_special_tokens=False, deadline=deadline)
-            known = max((each for each, text in zip(ids, texts, strict=True) if text), default=known)
-            empty = min((each for each in ids if each > known), default=empty)
+            pairs = max(1, points // 2)
+            step = max(1, (empty - known) // (pairs + 1))
+            starts = range(known + step, empty, step)[:pairs]
+            ids = sorted({each for start in starts for each in (start, start + 1) if each < empty})
+            for some in (ids[at : at + points] for at in range(0, len(ids), points)):
+                texts = await link.decode([[each] for each in some], skip_special_tokens=False, deadline=deadline)
+                known = max((each for each, text in zip(some, texts, strict=True) if text), default=known)
+            empty = min((start for start in starts if start > known), default=empty)
     except (BackendError, CapacityError) as error:
         logger.info("the size of the vocabulary of %s is unknown: %s", link.base, error.message)
         return None
