@@ -53,8 +53,10 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "web": LEAVES | {"core", "http"},
     "workers": LEAVES | {"core", "http"},
     "bench": LEAVES,
+    # Runs over a gateway that is given to it.
+    "bulk": LEAVES | {"core"},
     "cli": LEAVES
-    | {"app", "bench", "config", "core", "models", "observability", "python", "server", "workers"}
+    | {"app", "bench", "bulk", "config", "core", "models", "observability", "python", "server", "workers"}
     | {"backends.parse_address", "backends.parse_served"}
     # `shoal pull` prepares local models; `shoal triton` runs a process, and no engine.
     | {"backends.local.open", "backends.triton.open"}

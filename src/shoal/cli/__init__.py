@@ -15,6 +15,7 @@ COMMANDS = {
     "embed": "shoal.cli.embed:embed",
     "rank": "shoal.cli.rank:rank",
     "chat": "shoal.cli.chat:chat",
+    "bulk": "shoal.cli.bulk:bulk",
     "pull": "shoal.cli.models:pull",
     "list": "shoal.cli.models:list_models",
     "show": "shoal.cli.models:show",

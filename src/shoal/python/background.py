@@ -199,8 +199,8 @@ class Background:
         try:
             async with open_models(self._loaded, self._loaded.served, self._progress) as running:
                 await running.wait_until_loaded()
-                _check_loaded(running)
-                self._limiter = _ItemLimiter(_max_items(self._loaded))
+                check_loaded(running)
+                self._limiter = _ItemLimiter(max_items(self._loaded))
                 self._ready.set_result(running)
                 await asyncio.get_running_loop().create_future()
         except Exception as error:  # whatever it is, whoever waits has to hear of it
@@ -259,7 +259,7 @@ class _ItemLimiter:
                 place.set_result(None)
 
 
-def _check_loaded(running: RunningModels) -> None:
+def check_loaded(running: RunningModels) -> None:
     """Raise SetupError for a model that was named and cannot run, or a server that does not tell its models."""
     failed = {card.name: card.error for card in running.gateway.models() if card.state == "failed"}
     failed |= running.gateway.pending_sources
@@ -267,7 +267,7 @@ def _check_loaded(running: RunningModels) -> None:
         raise SetupError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
 
 
-def _max_items(loaded: LoadedConfig) -> int:
+def max_items(loaded: LoadedConfig) -> int:
     """Half of the smallest queue: what the gateway lets one caller have."""
     settings = (loaded.settings, *(loaded.for_model(name) for name in loaded.models))
     return max(1, min(each.max_queue_items for each in settings) // 2)
