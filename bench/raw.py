@@ -42,9 +42,9 @@ class Raw:
 
     def best(self, tokens: int, seconds: float) -> dict[str, float]:
         """Texts a second at this length's best batch size: all are tried briefly, the winner is measured."""
-        tried = {size: self._rate(size, tokens, max(0.3, seconds / 10)) for size in SIZES if size * tokens <= 16384}
+        tried = {size: self.rate(size, tokens, max(0.3, seconds / 10)) for size in SIZES if size * tokens <= 16384}
         size = max(tried, key=lambda one: tried[one])
-        return {"texts_per_s": round(self._rate(size, tokens, seconds), 1), "batch_size": size}
+        return {"texts_per_s": round(self.rate(size, tokens, seconds), 1), "batch_size": size}
 
     def lone_ms(self, tokens: int, seconds: float, *, one_stream: bool = False) -> float:
         """p50 of one text at a time, in the server's stream configuration or on one stream with all threads."""
@@ -79,7 +79,7 @@ class Raw:
                 feed[name] = np.full((size, tokens), 0 if "type" in name else 1, np.int64)
         return feed
 
-    def _rate(self, size: int, tokens: int, seconds: float) -> float:
+    def rate(self, size: int, tokens: int, seconds: float) -> float:
         """All streams busy; what is finished after the clock started counts."""
         feeds = [self._feed(size, tokens) for _ in range(8)]
         for request in self._requests:

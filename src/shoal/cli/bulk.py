@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+import msgspec
 import typer
 
 from shoal.cli._options import with_settings
@@ -111,6 +113,8 @@ def bulk(
     )
     columns = Columns(tuple(options[name] for name in _TASKS[task] if name in _DEFAULTS), id_column)
     files = describe_inputs(find_files(inputs), columns)
+    # A shard that is computed again after a kill must be the same, to the bit.
+    loaded = replace(loaded, settings=msgspec.structs.replace(loaded.settings, reproducible=True))
     options |= {"id_column": id_column, "truncate": loaded.settings.truncate}
     job = _Job(task, options, columns, files, form, shard_rows, max_errors, concurrency)
     started = time.monotonic()
@@ -119,8 +123,8 @@ def bulk(
     except KeyboardInterrupt:
         typer.echo(_how_to_continue(out), err=True)
         raise
-    except ShoalError:
-        if (out / "manifest.json").exists():
+    except ShoalError as error:
+        if not isinstance(error, ConfigError) and (out / "manifest.json").exists():
             typer.echo(_how_to_continue(out), err=True)
         raise
     _report(summary, out, time.monotonic() - started)

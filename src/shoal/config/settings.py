@@ -347,6 +347,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _engine("Batches that a local engine runs, or a TEI server receives, in parallel. 0: automatic."),
     ] = 0
     threads: Annotated[CountOrZero, _engine("CPU threads for a local engine. 0: automatic.")] = 0
+    reproducible: Annotated[
+        bool,
+        _engine(
+            "Pad texts to 16 tokens or more, so that results of OpenVINO do not depend on the other texts of a batch, "
+            "to the bit; shorter texts take longer. `shoal bulk` always does this."
+        ),
+    ] = False
     convert: Annotated[
         Literal["auto", "never"],
         _engine(
