@@ -227,7 +227,11 @@ def _open_file(path: str, columns: Columns) -> _Reader:
             return _ParquetReader(path, columns)
         file = open(path, "rb")  # noqa: SIM115 - the reader closes it
         if kind == CSV:
-            return _open_csv(file, path, columns)
+            try:
+                return _open_csv(file, path, columns)
+            except ConfigError:
+                file.close()
+                raise
         parse = partial(_parse_json if kind == JSONL else _parse_text, columns=columns)
         return _UnitReader(_read_lines(file), parse, file)
     except OSError as error:
