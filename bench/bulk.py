@@ -26,12 +26,12 @@ from shoal.python.background import check_loaded, max_items
 from shoal.types import Embed
 
 METHOD = """
-The driver of `shoal bulk` in one process, from the first row read to the manifest of the last shard: JSONL is read, texts
-are tokenized, computed, written, hashed and synced. The model is loaded before. The engine alone runs the same ONNX
-file with the precision, streams and threads that the model uses, token ids made beforehand: its best rate over batch
-sizes at the length to which these texts are padded. Both in turn in every round on the same cores, the other one idle;
-medians over rounds.
-`cpu_ms`: processor time of a text, which other work on a shared machine changes less than the rate.
+The driver of `shoal bulk` in one process, from the first row read to the manifest of the last shard: JSONL is read,
+texts are tokenized, computed, written, hashed and synced. The model is loaded before. The engine alone runs the same
+ONNX file with the precision, streams and threads that the model uses, token ids made beforehand: its best rate over
+batch sizes at the length to which these texts are padded. Both in turn in every round on the same cores, the other
+one idle; medians over rounds. `cpu_ms`: processor time of a text, which other work on a shared machine changes less
+than the rate.
 """
 
 
@@ -46,7 +46,7 @@ def run_engine(raw: Raw, tokens: int, seconds: float) -> dict[str, float]:
 
 
 async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    loaded = config.load({"precision": arguments.precision}, {}, None)
+    loaded = config.load({"precision": arguments.precision, "reproducible": True}, {}, None)
     rounds = []
     texts = Texts(arguments.tokens)
     async with open_models(loaded, (arguments.model,) if arguments.model else ()) as running:
@@ -92,9 +92,9 @@ def main() -> None:
     options.add_argument("--shard-rows", type=int, default=50_000, help="rows per shard")
     options.add_argument("--precision", default="auto", help="as --precision of serve")
     arguments = options.parse_args()
-    with tempfile.TemporaryDirectory() as folder, phase("bulk"):
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            results = runner.run(measure(arguments, Path(folder)))
+    loop = uvloop.new_event_loop
+    with tempfile.TemporaryDirectory() as folder, phase("bulk"), asyncio.Runner(loop_factory=loop) as runner:
+        results = runner.run(measure(arguments, Path(folder)))
     print(json.dumps(results, indent=2))
     write("bulk", METHOD, results)
 

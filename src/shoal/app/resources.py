@@ -148,6 +148,7 @@ class ModelResources:
             settings.max_batch_ms,
             settings.max_wait_time_ms,
             settings.max_age_ms,
+            mixes_lengths=not settings.reproducible,
         )
         longer = replace(limits, max_batch_ms=settings.max_batch_ms * IMAGE_BATCH_MS_FACTOR)
         options = LaneOptions(

@@ -350,8 +350,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     reproducible: Annotated[
         bool,
         _engine(
-            "Pad texts to 16 tokens or more, so that results of OpenVINO do not depend on the other texts of a batch, "
-            "to the bit; shorter texts take longer. `shoal bulk` always does this."
+            "Batch only items of the same padded length, so that results of OpenVINO do not depend on other items of "
+            "the batch, to the bit. Few requests of many lengths share fewer batches; `shoal bulk` always does this."
         ),
     ] = False
     convert: Annotated[

@@ -227,7 +227,6 @@ def engine_options(settings: Settings, samples: Sequence[Tensors], spec: TextSpe
         max_length=1 if spec is None else spec.max_tokens,
         samples=samples,
         spec=spec,
-        reproducible=settings.reproducible,
     )
 
 

@@ -23,10 +23,6 @@ from shoal.backends.local.shapes import WarmUp, length_buckets, shapes, size_buc
 from shoal.backends.local.slots import Outputs, Slots
 from shoal.core.protocols import EngineFacts, Tensors
 
-REPRODUCIBLE_LENGTH = 16
-"""Kernels for shorter texts round differently (by 1e-7 with all-MiniLM-L6-v2, in f32 and bf16, with AVX2 and AVX512);
-from here on, neither the padding nor the size of a batch changes a bit of a row."""
-
 WATCH_S = 0.02
 """Seconds between checks whether a batch in flight has failed. A successful batch reports itself."""
 
@@ -35,8 +31,6 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
     """Load and warm up a graph. Implements `OpenEngine` of `shoal.backends.local.engines`."""
     compiled = await asyncio.to_thread(compile_graph, graph, options)
     lengths = length_buckets(options.max_length) if any(port.has_length for port in compiled.ports) else ()
-    if options.reproducible and lengths:
-        lengths = tuple(length for length in lengths if length >= REPRODUCIBLE_LENGTH) or lengths[-1:]
     sizes = size_buckets(options.max_batch_size)
     variant = options.precision in VARIANTS
     facts = EngineFacts(

@@ -33,8 +33,7 @@ class EngineOptions:
     f32. `precision_check`: an earlier result for this graph, used if its key still matches. `warm_up_s`: time to warm
     up before the engine is ready (the rest happens while it is idle); 0 disables warm-up. `spec`: the meaning of the
     model's outputs, for an engine that runs a model's folder. For a graph, the precisions int8 and fp16 mean the
-    variant with such weights; the engine chooses the arithmetic. `attention`: see CostModel. `reproducible`:
-    an item's result does not depend on the other items of its batch, to the bit.
+    variant with such weights; the engine chooses the arithmetic. `attention`: see CostModel.
     """
 
     precision: Literal["auto", "f32", "bf16", "fp16", "int8"] = "auto"
@@ -49,7 +48,6 @@ class EngineOptions:
     warm_up_s: float = 1.0
     spec: TextSpec | None = None
     attention: float = 0.0
-    reproducible: bool = False
 
 
 def plan_threads(streams: int, threads: int, cores: int) -> tuple[int, int]:

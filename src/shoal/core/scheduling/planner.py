@@ -66,13 +66,18 @@ LOOK_AGAIN_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The operator's settings for a lane; a replica's facts narrow them further."""
+    """The operator's settings for a lane; a replica's facts narrow them further.
+
+    `mixes_lengths`: a batch may pad items of another length bucket. Kernels sum in another order where the padded
+    length differs, so without it the result of an item does not depend on its batch.
+    """
 
     max_batch_size: int = 64
     max_batch_tokens: int = 16384
     max_batch_ms: float = 40.0
     max_wait_time_ms: float = 0.0
     max_age_ms: float = 250.0
+    mixes_lengths: bool = True
 
 
 def longest_batch_tokens(limits: Limits, cost: CostModel, delay: float = 0.0) -> float:
@@ -287,6 +292,8 @@ class Planner(Generic[E]):
             # An item that does not fit without padding does not fit with it either, so no other flow is searched.
             draft.is_full = not draft.fits(same, draft.length)
             return None if draft.is_full else own
+        if not self.limits.mixes_lengths:
+            return None
         best: tuple[Hashable, int] | None = None
         distance = 0
         for key, entry in flow.heads():

@@ -102,6 +102,13 @@ def test_other_bucket_joins_only_when_padding_is_cheaper_than_a_call() -> None:
     assert [[entry.cost for entry in batch.entries] for batch in (taken(queue), taken(queue))] == [[64], [8]]
 
 
+def test_lengths_stay_apart_where_results_must_not_depend_on_the_batch() -> None:
+    """Without mixing, a batch has the padded length of each of its items, even if padding would be cheaper."""
+    queue = planner(mixes_lengths=False)
+    queue.add([Work(cost=cost, request=number) for number, cost in enumerate((32, 16, 30, 14))], 0.0)
+    assert [[entry.cost for entry in batch.entries] for batch in (taken(queue), taken(queue))] == [[32, 30], [16, 14]]
+
+
 def test_unpadded_engines_mix_lengths_freely() -> None:
     """Where a batch costs the sum of its items, lengths are not separated."""
     facts = EngineFacts(name="r", inputs=(), outputs=(), pads_batches=False)
