@@ -19,6 +19,7 @@ ORDER = (
     "int8",
     "torch_engine",
     "gpu",
+    "scaling",
     "images",
     "tei_batching",
     "triton",
