@@ -408,7 +408,7 @@ def test_a_stop_of_every_process_answers_every_request(shoal_server: ShoalServer
     assert server.exit_code() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])
 def test_no_process_outlives_its_supervisor(shoal_server: ShoalServer, number: signal.Signals) -> None:
     """Whatever ends the supervisor ends all of its processes."""
     server = shoal_server(["fake:"], *WORKERS)
