@@ -67,7 +67,7 @@ def main(role: str, *descriptors: str) -> None:
     """Run one of the processes."""
     import uvloop
 
-    from shoal.observability import logs
+    from shoal.cli.serve import configure_logs
     from shoal.server.listener import raise_descriptor_limit
 
     setup: Setup = pickle.loads(sys.stdin.buffer.read())
@@ -76,9 +76,8 @@ def main(role: str, *descriptors: str) -> None:
     sockets = [socket.socket(fileno=int(each)) for each in descriptors]
     for one in sockets:
         one.setblocking(False)
-    settings = setup.loaded.settings
     with (
-        logs.configure(settings.log_level, settings.log_format, access=settings.access_log) as as_json,
+        configure_logs(setup.loaded.settings) as as_json,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         runner.run(_serve_front(setup, sockets) if role == "front" else _serve_models(setup, sockets[0], as_json))
@@ -93,19 +92,13 @@ def _end_with_parent(parent: int) -> None:
 
 async def _serve_front(setup: Setup, sockets: Sequence[socket.socket]) -> None:
     from shoal.app.front import open_front
-    from shoal.server import HttpServer, stop_signals
+    from shoal.cli.serve import build_http_server
+    from shoal.server import stop_signals
 
-    settings, stop = setup.loaded.settings, asyncio.Event()
+    stop = asyncio.Event()
     with stop_signals(stop, quiet=True):
         async with open_front(setup.loaded, setup.path, setup.fronts) as front:
-            server = HttpServer(
-                front.asgi,
-                sockets,
-                front.asgi.render_error,
-                drain_delay_s=settings.drain_delay_s,
-                drain_timeout_s=settings.drain_timeout_s,
-                drain_idle_s=settings.drain_idle_s,
-            )
+            server = build_http_server(front, sockets, setup.loaded.settings)
             await front.gateway.wait_until_connected(CONNECT_S)  # until then connections wait in the backlog
             await server.run(front.gateway, stop)
 

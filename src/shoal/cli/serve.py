@@ -7,11 +7,11 @@ import contextlib
 import logging
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,7 +25,9 @@ from shoal.errors import SetupError, ShoalError
 
 if TYPE_CHECKING:
     from shoal.app import App
+    from shoal.app.front import Front
     from shoal.core.registry import ModelCard
+    from shoal.server import HttpServer
     from shoal.server.grpc_server import GrpcServer
 
 POLL_INTERVAL_S = 0.5
@@ -69,7 +71,7 @@ def serve(
         if workers > 1:
             raise typer.Exit(_serve_by_workers(stack, loaded, workers))
         sockets = [stack.enter_context(one) for one in bind(settings.host, settings.port)]
-        as_json = stack.enter_context(_configure_logs(settings))
+        as_json = stack.enter_context(configure_logs(settings))
         _report_listening(settings, sockets)
         # Imported late: a port in use or a wrong setting is reported before the slow imports.
         from shoal.app import open_app
@@ -93,7 +95,7 @@ def _count_workers(setting: int) -> int:
     return setting or max(1, usable_cores() // CORES_PER_FRONT)
 
 
-def _configure_logs(settings: Settings) -> AbstractContextManager[bool]:
+def configure_logs(settings: Settings) -> AbstractContextManager[bool]:
     from shoal.observability import logs
 
     return logs.configure(settings.log_level, settings.log_format, access=settings.access_log)
@@ -122,7 +124,7 @@ def _serve_by_workers(stack: contextlib.ExitStack, loaded: LoadedConfig, workers
     for each in fronts:
         for one in each:
             stack.enter_context(one)
-    stack.enter_context(_configure_logs(settings))
+    stack.enter_context(configure_logs(settings))
     _report_listening(settings, fronts[0])
     path = stack.enter_context(_private_folder()) / "models"
     listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -142,7 +144,7 @@ async def _serve(
     opening: AbstractAsyncContextManager[App], loaded: LoadedConfig, sockets: Sequence[socket.socket]
 ) -> None:
     """Serve until a signal arrives. Raises SetupError if none of the named models can be served."""
-    from shoal.server import HttpServer, stop_signals
+    from shoal.server import stop_signals
 
     settings, stop = loaded.settings, asyncio.Event()
     with stop_signals(stop):
@@ -150,14 +152,8 @@ async def _serve(
         async with grpc_server or contextlib.nullcontext(), opening as app:
             if grpc_server is not None:
                 await grpc_server.start(app.build_grpc_calls())
-            server = HttpServer(
-                app.asgi,
-                sockets,
-                app.asgi.render_error,
-                drain_delay_s=settings.drain_delay_s,
-                drain_timeout_s=settings.drain_timeout_s,
-                drain_idle_s=settings.drain_idle_s,
-                stop_others=[grpc_server.stop] if grpc_server is not None else [],
+            server = build_http_server(
+                app, sockets, settings, stop_others=[grpc_server.stop] if grpc_server is not None else []
             )
             loading = asyncio.create_task(announce_models(app, loaded, sockets[0].getsockname()[1]))
             loading.add_done_callback(partial(stop_after_failure, stop))
@@ -167,6 +163,26 @@ async def _serve(
                 loading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await loading
+
+
+def build_http_server(
+    app: App | Front,
+    sockets: Sequence[socket.socket],
+    settings: Settings,
+    stop_others: Sequence[Callable[[float], Coroutine[Any, Any, None]]] = (),
+) -> HttpServer:
+    """Build the HTTP server of an application, which drains as the settings say."""
+    from shoal.server import HttpServer
+
+    return HttpServer(
+        app.asgi,
+        sockets,
+        app.asgi.render_error,
+        drain_delay_s=settings.drain_delay_s,
+        drain_timeout_s=settings.drain_timeout_s,
+        drain_idle_s=settings.drain_idle_s,
+        stop_others=stop_others,
+    )
 
 
 def stop_after_failure(stop: asyncio.Event, loading: asyncio.Task[None]) -> None:

@@ -59,7 +59,7 @@ async def post(app: Callable[..., Any], path: str, body: bytes, *, client: str, 
     }
     try:
         await app(scope, receive, send)
-    except Exception:
+    except Exception:  # a bug, which an HTTP server would answer by closing the connection
         logger.exception("a request to %s of the server to itself failed", path)
         return Answer(500, {}, _FAILED)
     return Answer(started["status"], dict(started["headers"]), b"".join(pieces))

@@ -104,10 +104,9 @@ class Request:
     path parameter, `query` the part after the "?", `gate` the Gate that admitted the caller. `started` and `deadline`
     are seconds of the monotonic clock. `client` is the identity for fair sharing, `key_class` the class of the caller's
     key. `has_response`: the head of a stream has been sent. `is_forwarded`: another process answers it, and logs it.
-    The endpoint sets `model`, `items`, `result` and `usage` for the
-    access log; `usage` also in mid-stream. `failure`: the kind of the error that ended a stream whose status had been
-    sent. `render_error` renders errors from then on, if the body shows that the client speaks another dialect than the
-    surface's own.
+    The endpoint sets `model`, `items`, `result` and `usage` for the access log; `usage` also in mid-stream. `failure`:
+    the kind of the error that ended a stream whose status had been sent. `render_error` renders errors from then on, if
+    the body shows that the client speaks another dialect than the surface's own.
     """
 
     id: str = ""

@@ -124,6 +124,3 @@ class ForwardedRequest:
         else:
             self._link.send(messages.Body(self._number, event.get("body", b""), event.get("more_body", False)))
         await self._read.wait()
-
-
-__all__ = ["ForwardedRequest", "Forwarder"]

@@ -219,7 +219,7 @@ class ModelServer:
             await work()
         except ShoalError as error:
             link.send(messages.Failure.of(number, error))
-        except Exception as error:
+        except Exception as error:  # a bug; the front waits for an answer all the same
             logger.exception("a call of a front process failed")
             link.send(messages.Failure.of(number, InternalError(f"the request failed unexpectedly: {error!r}")))
 
