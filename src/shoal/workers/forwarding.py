@@ -55,7 +55,7 @@ class Forwarder:
             async for message in opened:
                 match message:
                     case messages.Failure():
-                        raise message.to_error()
+                        raise message.error.to_error()
                     case messages.Receive():
                         reading = asyncio.create_task(read())
                     case messages.Start():

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 from shoal.core.gateway import Gateway
 from shoal.core.lifecycle.loading import Plan
+from shoal.core.packed_error import PackedError
 from shoal.core.protocols import BatchReport, GenerationReport, ModelFacts, Observer, Runner
 from shoal.core.registry import Model, Registry
 from shoal.core.threads import Threads
@@ -107,7 +108,7 @@ class ModelProcess:
             case _ if message.id in self._inboxes:
                 self._inboxes[message.id].put_nowait(message)
             case messages.Failure():
-                self._settle(message.id, message.to_error())
+                self._settle(message.id, message.error.to_error())
             case messages.Done():
                 self._settle(message.id, message.value)
 
@@ -178,7 +179,7 @@ class ModelProcess:
             if cancel:
                 self.notify(messages.Cancel(number))
             if number in self._inboxes:
-                self._inboxes[number].put_nowait(messages.Failure.of(number, error))
+                self._inboxes[number].put_nowait(messages.Failure(number, PackedError.of(error)))
             else:
                 self._settle(number, copy(error))
 
@@ -326,7 +327,7 @@ class RemoteGateway(Gateway):
         async with aclosing(self._process.open(make, ctx.deadline)) as opened:
             async for message in opened:
                 if isinstance(message, messages.Failure):
-                    raise message.to_error()
+                    raise message.error.to_error()
                 if isinstance(message, messages.Piece):
                     yield message.chunk
                     unread += 1

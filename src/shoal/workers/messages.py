@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
-from shoal import errors
 from shoal.core.lifecycle.states import State
+from shoal.core.packed_error import PackedError
 from shoal.core.protocols import BatchReport, GenerationReport, ModelFacts
 from shoal.decoding import msgpack_decoder
-from shoal.errors import InternalError, ShoalError
 from shoal.types import (
     BatchFacts,
     BatchTask,
@@ -179,25 +178,8 @@ FromFront: TypeAlias = Hello | Run | Stream | More | Cancel | Wake | AwaitServer
 
 
 class Failure(_Message, tag=5):
-    """An error. `fields`: its attributes."""
-
     id: int
-    name: str
-    message: str
-    fields: dict[str, Any] = {}
-
-    @classmethod
-    def of(cls, number: int, error: ShoalError) -> Failure:
-        """Name the nearest class of `shoal.errors`: the other end knows no backend's own."""
-        kind = next(each for each in type(error).__mro__ if each.__module__ == errors.__name__)
-        fields = {name: _to_unicode(value) for name, value in vars(error).items() if name != "message"}
-        return cls(number, kind.__name__, _to_unicode(error.message), fields)
-
-    def to_error(self) -> ShoalError:
-        kind = _ERRORS.get(self.name, InternalError)
-        error = kind.__new__(kind, self.message)
-        vars(error).update(self.fields, message=self.message)
-        return error
+    error: PackedError
 
 
 class ModelState(msgspec.Struct, frozen=True):
@@ -214,7 +196,7 @@ class ModelState(msgspec.Struct, frozen=True):
     required: bool
     usable: bool
     facts: ModelFacts | None
-    error: Failure | None
+    error: PackedError | None
     remote: bytes = b""
 
 
@@ -277,14 +259,6 @@ class Tick(_Message, tag=9):
 ToFront: TypeAlias = Tick | Models | EmbedAnswer | ScoreAnswer | Piece | Done | Failure | Receive | Start | Body
 
 
-def _to_unicode(value: Any) -> Any:
-    """Return a text that can be encoded: names of files may have bytes that are not UTF-8, as surrogates."""
-    return value.encode(errors="replace").decode() if isinstance(value, str) else value
-
-
-_ERRORS: dict[str, type[ShoalError]] = {
-    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, ShoalError)
-}
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=encode_array)
 
 encode = _ENCODER.encode

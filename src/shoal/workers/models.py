@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeAlias, get_args
 
 from shoal.core.gateway import Gateway
+from shoal.core.packed_error import PackedError
 from shoal.core.protocols import Observer
 from shoal.core.registry import Model
 from shoal.errors import InternalError, ShoalError
@@ -218,10 +219,11 @@ class ModelServer:
         try:
             await work()
         except ShoalError as error:
-            link.send(messages.Failure.of(number, error))
+            link.send(messages.Failure(number, PackedError.of(error)))
         except Exception as error:  # a bug; the front waits for an answer all the same
             logger.exception("a call of a front process failed")
-            link.send(messages.Failure.of(number, InternalError(f"the request failed unexpectedly: {error!r}")))
+            failed = InternalError(f"the request failed unexpectedly: {error!r}")
+            link.send(messages.Failure(number, PackedError.of(failed)))
 
     async def _run(self, link: Link, message: messages.Run) -> None:
         result = await self._gateway.run(message.task, message.ctx)
@@ -310,6 +312,6 @@ def _describe(model: Model, usable: bool, remote: bytes) -> messages.ModelState:
         required=model.required,
         usable=usable,
         facts=card.facts,
-        error=None if model.error is None else messages.Failure.of(0, model.error),
+        error=None if model.error is None else PackedError.of(model.error),
         remote=remote,
     )

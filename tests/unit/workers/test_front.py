@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import shoal.workers.front
+from shoal.core.packed_error import PackedError
 from shoal.errors import (
     Crashed,
     DeadlineExceeded,
@@ -239,7 +240,7 @@ async def test_answers_that_nobody_waits_for_are_ignored(path: Path) -> None:
         end = await ends.get()
         end.write(NO_MODELS)
         await until(lambda: is_connected(remote))
-        for late in (messages.Done(99), messages.Failure(99, "TooLong", "x"), messages.Receive(99)):
+        for late in (messages.Done(99), messages.Failure(99, PackedError("TooLong", "x")), messages.Receive(99)):
             end.write(late)
         end.write(messages.Piece(99, Chunk(text="x")), messages.Body(99, b"", False), messages.Start(99, 200, []))
         call = asyncio.create_task(remote.wait_for_first_answer(math.inf))

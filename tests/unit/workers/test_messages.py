@@ -16,6 +16,8 @@ import shoal.backends.base.http_answer
 import shoal.backends.tei.link
 import shoal.backends.triton.errors  # noqa: F401 - their error classes are checked below
 from shoal import errors
+from shoal.core import packed_error
+from shoal.core.packed_error import PackedError
 from shoal.core.protocols import BatchReport, GenerationReport, ModelFacts
 from shoal.errors import InternalError, ShoalError
 from shoal.types import (
@@ -52,7 +54,7 @@ STATE = messages.ModelState(
     required=True,
     usable=True,
     facts=FACTS,
-    error=messages.Failure(0, "ModelFailed", "gone", {"message": "gone"}),
+    error=PackedError("ModelFailed", "gone"),
 )
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NUMBERS = st.integers(0, 2**63 - 1)
@@ -98,7 +100,7 @@ TO_FRONT = [
     ),
     messages.Done(1),
     messages.Done(1, True),
-    messages.Failure(1, "TooLong", "too long", {"message": "too long", "param": "input", "retry_after": None}),
+    messages.Failure(1, PackedError("TooLong", "too long", {"param": "input", "retry_after": None})),
     messages.Receive(1),
     messages.Start(1, 404, [(b"content-type", b"text/html")]),
     messages.Body(1, b"\x00\xff", True),
@@ -215,9 +217,9 @@ def example(kind: type[ShoalError]) -> ShoalError:
 
 
 def carry(error: ShoalError) -> ShoalError:
-    failure = there_and_back(messages.Failure.of(3, error), messages.decoder_to_front())
+    failure = there_and_back(messages.Failure(3, PackedError.of(error)), messages.decoder_to_front())
     assert failure.id == 3
-    back: ShoalError = failure.to_error()
+    back: ShoalError = failure.error.to_error()
     return back
 
 
@@ -247,7 +249,7 @@ def test_an_error_survives(kind: type[ShoalError]) -> None:
 def test_an_error_of_a_backend_keeps_its_kind(kind: type[ShoalError], monkeypatch: pytest.MonkeyPatch) -> None:
     """A front knows no backend, but must answer with the status of the class that errors.py has for it."""
     known = {one.__name__: one for one in all_errors() if one.__module__ == errors.__name__}
-    monkeypatch.setattr(messages, "_ERRORS", known)
+    monkeypatch.setattr(packed_error, "_ERRORS", known)
     error = kind.__new__(kind, "no")
     vars(error).update(vars(ShoalError("no", retry_after=1.0)))
     back = carry(error)
@@ -256,6 +258,6 @@ def test_an_error_of_a_backend_keeps_its_kind(kind: type[ShoalError], monkeypatc
 
 def test_an_unknown_error_is_internal() -> None:
     """An error whose class a front does not know becomes an InternalError with its message."""
-    back = messages.Failure(1, "Nonsense", "why", {"message": "why", "param": None, "retry_after": None}).to_error()
+    back = PackedError("Nonsense", "why", {"param": None, "retry_after": None}).to_error()
     assert type(back) is InternalError
     assert back.message == "why"

@@ -132,7 +132,7 @@ async def test_an_unexpected_error_is_answered(path: Path) -> None:
         await greet(raw)
         raw.write(messages.Request(3, "GET", "/", b"", [], ("h", 0)))
         answer = await raw.read()
-        assert (answer.id, answer.name) == (3, "InternalError")
+        assert (answer.id, answer.error.name) == (3, "InternalError")
 
 
 async def test_an_error_that_is_not_unicode_is_answered(path: Path) -> None:
@@ -227,6 +227,6 @@ async def test_every_failure_of_a_task_is_answered(path: Path) -> None:
         raw.write(messages.Known((await greet(raw)).version))
         raw.write(messages.Run(1, Embed(model="x", inputs=["a"]), CONTEXT), messages.Wake(2, "x", CONTEXT))
         answers = {message.id: message for message in [await raw.read(), await raw.read()]}
-        assert {answers[1].name, answers[2].name} == {"ModelNotFound"}
+        assert {answers[1].error.name, answers[2].error.name} == {"ModelNotFound"}
         raw.write(messages.Wake(3, "m", CONTEXT))
         assert isinstance(await raw.read(), messages.Done | messages.Models)
