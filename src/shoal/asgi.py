@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -21,10 +22,11 @@ from shoal.server import Asgi, Receive, Scope, Send
 _log = logging.getLogger("shoal")
 
 
-class _EnvironmentApp:
-    """Becomes the application when its lifespan starts."""
+class LifespanApp:
+    """Becomes the application when its lifespan starts, with the configuration that `load` returns then."""
 
-    def __init__(self) -> None:
+    def __init__(self, load: Callable[[], config.LoadedConfig]) -> None:
+        self._load = load
         self._asgi: Asgi | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,7 +41,7 @@ class _EnvironmentApp:
         await receive()
         async with AsyncExitStack() as stack:
             try:
-                loaded = await asyncio.to_thread(_load)
+                loaded = await asyncio.to_thread(self._load)
                 app = await stack.enter_async_context(open_app(loaded, loaded.served))
             except ShoalError as error:
                 await send({"type": "lifespan.startup.failed", "message": error.message})
@@ -84,4 +86,4 @@ def local_only(asgi: Asgi) -> Asgi:
     return guard
 
 
-app = _EnvironmentApp()
+app = LifespanApp(_load)

@@ -63,6 +63,8 @@ class Scripted:
         self.runners[plan.name] = RecordingRunner(facts=facts)
         return self.runners[plan.name]
 
+    def check_unload(self, plan: Plan, runner: Runner) -> None: ...
+
     async def close(self, plan: Plan, runner: Runner) -> None:
         self.touched.append(("close", plan.name))
         await runner.aclose()

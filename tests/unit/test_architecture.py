@@ -47,7 +47,8 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "cache": LEAVES | {"config", "core", "downloads"},
     "observability": SEAMS | {"core.observers"},
     "models": SEAMS | {"downloads"},
-    "backends": LEAVES | {"config", "core", "downloads", "kserve", "models", "pipelines", "protobuf"},
+    # One backend reaches Shoal's own processes on other machines.
+    "backends": LEAVES | {"config", "core", "downloads", "kserve", "models", "pipelines", "protobuf"} | {"workers"},
     "http": LEAVES | {"core"},
     "surfaces": LEAVES | {"batches", "core", "http", "kserve"},
     "web": LEAVES | {"core", "http"},
@@ -66,6 +67,10 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     # The Python API for models in this process: the composition root without a server.
     "python": LEAVES | {"app", "backends.parse_served", "config", "core", "models"},
     "asgi": LEAVES | {"app", "config", "server"},
+    # What Ray runs: the composition root in its processes, at the other end of a backend.
+    "ray": LEAVES
+    | {"app", "asgi", "config", "core", "models", "server", "workers"}
+    | {"backends.parse_served", "backends.ray.cluster"},
     # The composition root.
     "app": None,
 }
@@ -175,10 +180,10 @@ FOLDERS = {path.name for path in (SOURCE / "backends").iterdir() if path.is_dir(
 @pytest.mark.parametrize("path", [path for path in FILES if name_of(path).split(".")[0] != "backends"], ids=name_of)
 def test_nothing_names_a_backend(path: Path) -> None:
     """Code outside `backends` uses the table; only commands for files and for Triton itself name a backend, within the
-    limits of their layer.
+    limits of their layer, and what Ray runs.
     """
     named = {name for name in internal(path) if name.startswith("backends.") and name.split(".")[1] in FOLDERS}
-    assert not named or name_of(path).startswith("cli."), f"{name_of(path)} names {', '.join(sorted(named))}"
+    assert not named or name_of(path).startswith(("cli.", "ray.")), f"{name_of(path)} names {', '.join(sorted(named))}"
 
 
 PARTS = {"genai": "local"}
@@ -206,8 +211,9 @@ def test_no_backend_imports_another(path: Path) -> None:
     assert not backends, f"{name_of(path)} imports {', '.join(sorted(backends))}"
 
 
-MAY_NAME_BACKENDS = {"backends", "bench", "cli", "config"}
-"""Packages whose users write names of backends: commands, settings and the presets that stand for other servers."""
+MAY_NAME_BACKENDS = {"backends", "bench", "cli", "config", "ray"}
+"""Packages whose users write names of backends: commands, settings, the presets that stand for other servers, and what
+Ray runs."""
 
 CHOICE = "surfaces.shared.wire_models"
 """The module with the type of a request's choice between the backends for files."""

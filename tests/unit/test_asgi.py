@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shoal.asgi import _EnvironmentApp, local_only
+from shoal.asgi import LifespanApp, _load, local_only
 
 
 class Call:
@@ -47,7 +47,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_the_lifespan_starts_and_stops_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are answered only between startup and shutdown."""
     monkeypatch.setenv("SHOAL_MODELS", "fake:")
-    asgi = _EnvironmentApp()
+    asgi = LifespanApp(_load)
     with pytest.raises(RuntimeError, match="lifespan"):
         await Call().status(asgi)
     life = Call(type="lifespan")
@@ -64,7 +64,7 @@ async def test_remote_clients_need_a_key(monkeypatch: pytest.MonkeyPatch) -> Non
     """The server also starts without a model if the default model is disabled."""
     monkeypatch.setenv("SHOAL_API_KEY", "s3cret")
     monkeypatch.setenv("SHOAL_DEFAULT_MODEL", "false")
-    asgi = _EnvironmentApp()
+    asgi = LifespanApp(_load)
     life = Call(type="lifespan")
     living = life.start(asgi)
     life.received.put_nowait({"type": "lifespan.startup"})
@@ -81,7 +81,7 @@ async def test_grpc_needs_shoal_serve(monkeypatch: pytest.MonkeyPatch, caplog: p
     """A setting without effect is reported."""
     monkeypatch.setenv("SHOAL_GRPC_PORT", "8001")
     monkeypatch.setenv("SHOAL_DEFAULT_MODEL", "false")
-    asgi = _EnvironmentApp()
+    asgi = LifespanApp(_load)
     life = Call(type="lifespan")
     living = life.start(asgi)
     life.received.put_nowait({"type": "lifespan.startup"})
@@ -96,7 +96,7 @@ async def test_an_invalid_address_fails_the_start(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SHOAL_MODELS", "tei+http://a,tei+http://b")
     life = Call(type="lifespan")
     life.received.put_nowait({"type": "lifespan.startup"})
-    await life.start(_EnvironmentApp())
+    await life.start(LifespanApp(_load))
     sent = life.sent.get_nowait()
     assert sent["type"] == "lifespan.startup.failed"
     assert "NAME=tei+http://a,..." in sent["message"]
@@ -107,7 +107,7 @@ async def test_a_wrong_setting_fails_the_start(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("SHOAL_PORT", "eighty")
     life = Call(type="lifespan")
     life.received.put_nowait({"type": "lifespan.startup"})
-    await life.start(_EnvironmentApp())
+    await life.start(LifespanApp(_load))
     sent = life.sent.get_nowait()
     assert sent["type"] == "lifespan.startup.failed"
     assert "SHOAL_PORT" in sent["message"]

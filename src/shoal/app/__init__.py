@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,8 @@ STATISTICS_INTERVAL_S = 5.0
 
 @dataclass(slots=True)
 class RunningModels:
-    """The gateway, and models that come up behind it. `counts` is the gateway's observer, and passes on to others."""
+    """The gateway, and models that come up behind it. `counts` is the gateway's observer, and passes on to others.
+    `queues`: what waits in the models' lanes."""
 
     gateway: Gateway
     observer: PrometheusObserver
@@ -54,6 +55,7 @@ class RunningModels:
     loading: Sequence[Job]
     first_checks: Sequence[asyncio.Event]
     foreign: Sequence[ForeignMetrics]
+    queues: RunningLanes
 
     def metrics(self) -> bytes:
         """Shoal's own metrics, and those by other servers' names. It reads /proc: call it in a thread."""
@@ -100,9 +102,8 @@ async def open_app(
         desk = open_desk(stack, gateway, loaded.settings)
         front, options = build_application(gateway, loaded.settings, running.metrics, reader, desk=desk)
         start_desk(desk, front)
-        yield App(
-            gateway, observer, running.counts, running.loading, running.first_checks, running.foreign, front, options
-        )
+        of_models = {each.name: getattr(running, each.name) for each in fields(RunningModels)}
+        yield App(**of_models, asgi=front, options=options)
 
 
 @asynccontextmanager
@@ -173,7 +174,7 @@ async def open_models(
             task = asyncio.create_task(discovery.run(), name=f"discover {plan}")
             stack.push_async_callback(_cancel, task)
         yield RunningModels(
-            gateway, observer, counts, jobs, [discovery.first_check for discovery in discoveries], foreign
+            gateway, observer, counts, jobs, [discovery.first_check for discovery in discoveries], foreign, queues
         )
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 
 from shoal.app.loader import ModelLoader
 from shoal.backends import backend_class, backend_for_scheme
+from shoal.backends.base.backend import Backend
 from shoal.core.lifecycle.lifecycle import Job, Lifecycle
 from shoal.core.registry import Registry
 from shoal.errors import SetupError, ShoalError
 from shoal.models.address import Address, ServedModel
 
 logger = logging.getLogger("shoal")
-
-POLL_INTERVAL_S = 10.0
-"""Between looks at what a server offers."""
 
 RETRY_INTERVAL_S = 1.0
 """Between looks for a server that is not there."""
@@ -29,8 +28,13 @@ def offers_all(served: ServedModel) -> bool:
     first = served.addresses[0]
     if served.name or len(served.addresses) > 1 or first.model:
         return False
-    name = backend_for_scheme(first.scheme)
-    return name is not None and backend_class(name).remote
+    return _backend_class(first).remote
+
+
+def _backend_class(address: Address) -> type[Backend]:
+    name = backend_for_scheme(address.scheme)
+    assert name is not None, "addresses of unknown schemes are rejected during parsing"
+    return backend_class(name)
 
 
 class Discovery:
@@ -48,6 +52,7 @@ class Discovery:
         self._lifecycle = lifecycle
         self._registry = registry
         self._outcomes: dict[str, str] = {}
+        self._backend = _backend_class(address)
         self._has_loaded = False
         registry.pending_sources[self._source] = "not queried yet"
         registry.awaited_servers.expect(self._source)
@@ -67,10 +72,12 @@ class Discovery:
                 waiting[self._source] = f"its answer could not be processed: {error!r}"
             self.first_check.set()
             self._registry.awaited_servers.settle(self._source)
-            await asyncio.sleep(POLL_INTERVAL_S if self._source not in waiting else RETRY_INTERVAL_S)
+            await asyncio.sleep(self._backend.offers_every_s if self._source not in waiting else RETRY_INTERVAL_S)
 
     async def _discover(self) -> None:
         offered = await self._loader.list_offers(self._address)
+        if self._backend.drops_absent:
+            self._drop(name for name, one in self._outcomes.items() if one == SERVED_OUTCOME and name not in offered)
         self._outcomes = {name: reason for name, reason in self._outcomes.items() if name in offered}
         jobs: list[Job] = []
         for name, found in offered.items():
@@ -88,6 +95,13 @@ class Discovery:
             self._registry.answered_sources.add(self._source)
             await asyncio.gather(*(job.done_event.wait() for job in jobs))
         self._has_loaded = True
+
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in names:
+            model = self._registry.get(name)
+            if model is not None and not model.required:
+                logger.info("%s of %s is gone", name, self._source)
+                self._lifecycle.unload(name)
 
     def _serve(self, found: ServedModel, jobs: list[Job]) -> str:
         """Serve a model that the server offers, by a job more, and answer what became of it; one that cannot be keeps

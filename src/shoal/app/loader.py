@@ -101,6 +101,9 @@ class ModelLoader:
         self._plans[plan.name] = plan
         return runner
 
+    def check_unload(self, plan: Plan, runner: Runner) -> None:
+        self._backends[plan.backend].check_unload(plan.name, runner)
+
     async def close(self, plan: Plan, runner: Runner) -> None:
         try:
             await runner.aclose()

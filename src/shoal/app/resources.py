@@ -131,6 +131,11 @@ class ModelResources:
     async def prepare(self, target: Target, address: Address, report: ProgressReporter) -> StoredModel:
         return await self.backends.for_address(address).prepare(target, address, report)
 
+    def build_deployment(self, target: Target) -> Any:
+        from shoal.ray.deployments import build_model  # late: it imports Ray
+
+        return build_model(self.loaded, target.name, ",".join(map(str, target.addresses)))
+
     def reporter(self, report: ProgressReporter) -> Progress:
         return _Reporter(asyncio.get_running_loop(), report, self.progress)
 

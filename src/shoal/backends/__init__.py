@@ -21,11 +21,12 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "triton": ("triton", "tritons"),
     "tei": ("tei+http", "tei+https", "tei+grpc", "tei+grpcs"),
     "openai": ("openai+http", "openai+https"),
+    "ray": ("ray",),
     "fake": ("fake",),
 }
 """Maps each backend's folder, which is also its name, to the schemes of its addresses."""
 
-FILE_BACKENDS = ("local", "triton")
+FILE_BACKENDS = ("local", "triton", "ray")
 """Backends that run file-based models, and the valid values of the setting `backend`. If it is unset, the last one that
 can run them is used."""
 

@@ -260,10 +260,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         True
     )
     backend: Annotated[
-        Literal["auto", "local", "triton"],
+        Literal["auto", "local", "triton", "ray"],
         _life(
-            "Where models from files (hf:, pypi:, file:) run: in this process or in Triton; auto uses Triton if "
-            "`triton` or `triton_url` is set.",
+            "Where models from files (hf:, pypi:, file:) run: in this process, in Triton or on Ray Serve; auto uses "
+            "Triton if `triton` or `triton_url` is set, and Ray Serve if `ray_application` is.",
             per_model=True,
         ),
     ] = "auto"
@@ -278,6 +278,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         CountOrZero, _life("Maximum bytes of loaded models, enforced in the same way. 0: no limit.")
     ] = 0
     keep_alive_s: Annotated[DurationOrZero, _life("Idle time after which a model sleeps. 0: never.")] = 0.0
+
+    ray_application: Annotated[
+        str,
+        Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?\Z", title="a name of letters, digits, '.', '_' and '-'"),
+        _life("Ray Serve application to which models that are loaded belong; a front on Ray Serve sets it."),
+    ] = ""
 
     triton: Annotated[bool, _triton("Start Triton alongside this server and use it.")] = False
     triton_url: Annotated[
@@ -510,6 +516,10 @@ class ModelTable(msgspec.Struct, frozen=True, kw_only=True):
     adapters: Annotated[
         dict[Name, str | int],
         _key("LoRA adapters, requested as MODEL:NAME: maps NAME to the backend's name or number."),
+    ] = {}
+    ray: Annotated[
+        dict[Name, Any],
+        _key("Options of its Ray Serve deployment: num_replicas, ray_actor_options, autoscaling_config, ..."),
     ] = {}
     overrides: dict[str, Any] = {}
     if_language_model: dict[str, Any] = {}

@@ -7,8 +7,7 @@ import itertools
 import logging
 import math
 import os
-import socket
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing, suppress
 from copy import copy
 from typing import Any, NoReturn, Protocol, cast
@@ -50,11 +49,25 @@ class Inbox(asyncio.Queue[Any]):
 
 
 class ModelProcess:
-    """The link to the model process, which is connected again when it is lost. `mirror` gets each Models message, and
-    None when the link is lost; calls that are under way then raise Crashed, and new ones ModelNotReady."""
+    """The link to a model process at a Unix socket's path, or at a host and port. `mirror` gets each Models message,
+    and None when the link is lost; calls that are under way then raise Crashed, and new ones ModelNotReady.
+    `is_leaving`: it takes no new calls. `token`: see messages.Hello; `name`: what errors call it. `follows`: close the
+    link once the process is leaving and all calls are answered."""
 
-    def __init__(self, path: str, mirror: Callable[[messages.Models | None], None]) -> None:
-        self._path = path
+    def __init__(
+        self,
+        place: str | tuple[str, int],
+        mirror: Callable[[messages.Models | None], None],
+        *,
+        token: bytes = b"",
+        name: str = MODEL_PROCESS,
+        follows: bool = False,
+    ) -> None:
+        self.is_leaving = False
+        self._follows = follows
+        self._place = place
+        self._token = token
+        self._name = name
         self._mirror = mirror
         self._decoder = messages.decoder_to_front()
         self._link: Link | None = None
@@ -66,29 +79,33 @@ class ModelProcess:
 
     async def run(self) -> None:
         """Connect, and connect again; never returns."""
+        while True:
+            try:
+                await self.run_once()
+            except OSError as error:
+                logger.debug("cannot reach %s: %s", self._name, error)
+            await asyncio.sleep(RETRY_S)
+
+    async def run_once(self) -> None:
+        """Connect, and return when the link is lost. Raises OSError."""
         loop = asyncio.get_running_loop()
+        self._lost.clear()
+        _, link = await self._connect(loop)
+        link.send(messages.Hello(os.getpid(), self._token))
         sweeping = loop.create_task(self._sweep(), name="deadlines")
         try:
-            while True:
-                self._lost.clear()
-                connection = socket.socket(socket.AF_UNIX)
-                connection.setblocking(False)
-                try:
-                    await loop.sock_connect(connection, self._path)
-                    _, link = await loop.create_connection(lambda: Link(self, self._decoder), sock=connection)
-                except OSError as error:
-                    connection.close()
-                    logger.debug("cannot reach %s: %s", MODEL_PROCESS, error)
-                    await asyncio.sleep(RETRY_S)
-                    continue
-                link.send(messages.Hello(os.getpid()))
-                try:
-                    await self._lost.wait()
-                finally:
-                    link.close()
-                await asyncio.sleep(RETRY_S)
+            await self._lost.wait()
         finally:
             sweeping.cancel()
+            link.close()
+
+    def _connect(self, loop: asyncio.AbstractEventLoop) -> Coroutine[Any, Any, tuple[asyncio.BaseTransport, Link]]:
+        def make() -> Link:
+            return Link(self, self._decoder)
+
+        if isinstance(self._place, str):
+            return loop.create_unix_connection(make, self._place)
+        return loop.create_connection(make, *self._place)
 
     def is_responsive(self) -> bool:
         """Whether the process has sent something lately."""
@@ -100,6 +117,9 @@ class ModelProcess:
                 self._settle(message.id, message.result)
             case messages.Tick():
                 self._heard_at = asyncio.get_running_loop().time()
+            case messages.Leaving():
+                self.is_leaving = True
+                self._leave_if_idle()
             case messages.Models():
                 self._link = link
                 self._heard_at = asyncio.get_running_loop().time()
@@ -118,7 +138,7 @@ class ModelProcess:
             return
         self._link = None
         self._mirror(None)
-        error = Crashed(f"{MODEL_PROCESS} ended before it had answered: send the request again", retry_after=1.0)
+        error = Crashed(f"{self._name} ended before it had answered: send the request again", retry_after=1.0)
         self._fail([*self._futures, *self._inboxes], error)
 
     def notify(self, message: Any) -> None:
@@ -138,6 +158,7 @@ class ModelProcess:
         finally:
             if self._futures.pop(number, None) is not None:  # without an answer
                 self.notify(messages.Cancel(number))
+            self._leave_if_idle()
 
     async def open(self, make: Callable[[int], Any], deadline: float) -> AsyncGenerator[Any]:
         """Send a message, as `call` does, and yield all that comes back: a Failure or a Done is the last one. Closing
@@ -155,14 +176,39 @@ class ModelProcess:
             del self._inboxes[number]
             if not ended:
                 self.notify(messages.Cancel(number))
+            self._leave_if_idle()
+
+    async def stream(self, task: Generate, ctx: Context, deadline: float) -> AsyncGenerator[Chunk]:
+        """Generate, pulled by the reader. Closing the iterator cancels the work."""
+        number, unread = 0, 0
+
+        def make(chosen: int) -> messages.Stream:
+            nonlocal number
+            number = chosen
+            return messages.Stream.of(number, task, ctx)
+
+        async with aclosing(self.open(make, deadline)) as opened:
+            async for message in opened:
+                if isinstance(message, messages.Failure):
+                    raise message.error.to_error()
+                if isinstance(message, messages.Piece):
+                    yield message.chunk
+                    unread += 1
+                    if unread == STREAM_WINDOW // 2:
+                        self.notify(messages.More(number, unread))
+                        unread = 0
 
     def abort_streams(self, error: ShoalError) -> None:
         """End all streams with an error."""
         self._fail(self._inboxes, error, cancel=True)
 
+    def _leave_if_idle(self) -> None:
+        if self._follows and self.is_leaving and not self._futures and not self._inboxes:
+            self._lost.set()
+
     def _get_link(self) -> Link:
         if self._link is None:
-            raise ModelNotReady(f"{MODEL_PROCESS} is starting: try again soon", param="model", retry_after=2.0)
+            raise ModelNotReady(f"{self._name} is starting: try again soon", param="model", retry_after=2.0)
         return self._link
 
     def _settle(self, number: int, outcome: object) -> None:
@@ -193,7 +239,7 @@ class ModelProcess:
             if self._link is not None and not self.is_responsive():
                 late += [number for number, inbox in self._inboxes.items() if inbox.deadline == math.inf]
             if late:
-                error = DeadlineExceeded(f"{MODEL_PROCESS} did not answer in time: try again later", retry_after=1.0)
+                error = DeadlineExceeded(f"{self._name} did not answer in time: try again later", retry_after=1.0)
                 self._fail(late, error, cancel=True)
 
 
@@ -309,31 +355,12 @@ class RemoteGateway(Gateway):
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         is_open = self._find_opened(task.model) is not None
-        return super().stream(task, ctx) if is_open else self._stream_from_process(task, ctx)
+        return super().stream(task, ctx) if is_open else self._process.stream(task, ctx, ctx.deadline)
 
     def _find_opened(self, name: str) -> Model | None:
         """Return a model that runs in this process."""
         model = self.registry.get(name)
         return model if model is not None and _runs_here(model) else None
-
-    async def _stream_from_process(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
-        number, unread = 0, 0
-
-        def make(chosen: int) -> messages.Stream:
-            nonlocal number
-            number = chosen
-            return messages.Stream.of(number, task, ctx)
-
-        async with aclosing(self._process.open(make, ctx.deadline)) as opened:
-            async for message in opened:
-                if isinstance(message, messages.Failure):
-                    raise message.error.to_error()
-                if isinstance(message, messages.Piece):
-                    yield message.chunk
-                    unread += 1
-                    if unread == STREAM_WINDOW // 2:
-                        self._process.notify(messages.More(number, unread))
-                        unread = 0
 
     async def wake(self, name: str, ctx: Context) -> None:
         await self._process.call(lambda number: messages.Wake(number, name, ctx), ctx.deadline)

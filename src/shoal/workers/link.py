@@ -18,6 +18,8 @@ from shoal.workers import messages
 
 MAX_BYTES = 2**30
 """Longest message; a longer one is a sign of a broken stream."""
+GREETING_BYTES = 1024
+"""Longest message of an end that must name itself first."""
 
 _LENGTH = struct.Struct(">I")
 
@@ -36,10 +38,14 @@ class Endpoint(Protocol):
 class Link(asyncio.Protocol):
     """One end of a connection. `send` never blocks and is ignored once the link is closed.
 
-    What it sends is limited by the requests in flight: a stream waits for its reader (see messages.More).
+    What it sends is limited by the requests in flight: a stream waits for its reader (see messages.More). `max_bytes`:
+    of a message that arrives; a longer one closes the link.
     """
 
-    def __init__(self, endpoint: Endpoint, decoder: msgspec.msgpack.Decoder[Any]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, decoder: msgspec.msgpack.Decoder[Any], *, max_bytes: int = MAX_BYTES
+    ) -> None:
+        self.max_bytes = max_bytes
         self._endpoint = endpoint
         self._decode: Callable[[Any], Any] = decoder.decode
         self._transport: asyncio.Transport | None = None
@@ -71,7 +77,7 @@ class Link(asyncio.Protocol):
         try:
             while size - start >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(received, start)
-                if length > MAX_BYTES:
+                if length > self.max_bytes:
                     raise msgspec.MsgspecError(f"a message of {length} bytes")
                 stop = start + _LENGTH.size + length
                 if stop > size:

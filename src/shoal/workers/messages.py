@@ -40,9 +40,10 @@ class _Message(msgspec.Struct, array_like=True):
 
 
 class Hello(_Message, tag=0):
-    """The first message of a front."""
+    """The first message of a front. `token`: the secret of the model process, where one is asked for."""
 
     pid: int
+    token: bytes = b""
 
 
 class Run(_Message, tag=1):
@@ -256,7 +257,13 @@ class Tick(_Message, tag=9):
     """The model process is alive: sent every TICK_S."""
 
 
-ToFront: TypeAlias = Tick | Models | EmbedAnswer | ScoreAnswer | Piece | Done | Failure | Receive | Start | Body
+class Leaving(_Message, tag=10):
+    """The model process will stop: it answers the calls under way, and takes no new ones."""
+
+
+ToFront: TypeAlias = (
+    Tick | Leaving | Models | EmbedAnswer | ScoreAnswer | Piece | Done | Failure | Receive | Start | Body
+)
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=encode_array)

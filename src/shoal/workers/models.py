@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import socket
 import time
@@ -21,7 +22,7 @@ from shoal.types import Embedded
 from shoal.workers import messages
 from shoal.workers.forwarding import ForwardedRequest
 from shoal.workers.front import STREAM_WINDOW
-from shoal.workers.link import Link
+from shoal.workers.link import GREETING_BYTES, MAX_BYTES, Link
 
 _Work: TypeAlias = Callable[[], Awaitable[None]]
 
@@ -29,6 +30,8 @@ LOOK_S = 0.05
 """Interval of checks whether the state of a model has changed."""
 SETTLE_S = 1.0
 """Time that fronts have to learn of a change before its cause is answered."""
+GREETING_S = 5.0
+"""Time that a connection has to show its token."""
 
 _CALLS = {messages.Stream, messages.Request, messages.Wake, messages.AwaitServers}
 _REPORTS = set(get_args(messages.Report))
@@ -83,11 +86,11 @@ class Front:
 
 
 class ModelServer:
-    """Serves fronts over a Unix socket.
+    """Serves fronts over a socket.
 
     `asgi` answers the requests that they hand over; `observer` and `record_lag` take what they report.
     `describe_remote` says how a front can run a model of another server itself, in words of its own (see
-    app/remote_models); b"" if it cannot.
+    app/remote_models); b"" if it cannot. `token`: a connection that does not begin with it is closed.
     """
 
     def __init__(
@@ -98,8 +101,10 @@ class ModelServer:
         observer: Observer,
         record_lag: Callable[[float], None],
         describe_remote: Callable[[Model], bytes],
+        token: bytes = b"",
     ) -> None:
         self._gateway = gateway
+        self._token = token
         self._asgi = asgi
         self._observer = observer
         self._record_lag = record_lag
@@ -120,10 +125,13 @@ class ModelServer:
         loop = asyncio.get_running_loop()
         self._look()
         looking = loop.create_task(self._look_again(), name="models")
-        server = await loop.create_unix_server(lambda: Link(self, self._decoder), sock=listener)
+        create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
+        server = await create(self._make_link, sock=listener)
         try:
             await stop.wait()
             self._gateway.draining = True
+            for link in self._fronts:
+                link.send(messages.Leaving())
             try:
                 async with asyncio.timeout(drain_s):
                     while self._fronts:
@@ -136,10 +144,32 @@ class ModelServer:
             for link in list(self._fronts):
                 link.close()
 
+    def _make_link(self) -> Link:
+        if not self._token:
+            return Link(self, self._decoder)
+        link = Link(self, self._decoder, max_bytes=GREETING_BYTES)
+        asyncio.get_running_loop().call_later(GREETING_S, self._close_stranger, link)
+        return link
+
+    def _close_stranger(self, link: Link) -> None:
+        if link not in self._fronts:
+            link.close()
+
+    def _greet(self, link: Link, message: Any) -> Front | None:
+        """Take the first message of a connection; None if it has not the token."""
+        token = message.token if isinstance(message, messages.Hello) else b""
+        if not hmac.compare_digest(token, self._token):
+            logger.warning("a connection without the token of this process is closed")
+            link.close()
+            return None
+        link.max_bytes = MAX_BYTES
+        front = self._fronts[link] = Front()
+        return front
+
     def receive(self, link: Link, message: Any) -> None:
-        front = self._fronts.get(link)
+        front = self._fronts.get(link) or self._greet(link, message)
         if front is None:
-            front = self._fronts[link] = Front()
+            return
         kind = type(message)
         if kind is messages.Run:
             self._start(link, front, message.id, partial(self._run, link, message))

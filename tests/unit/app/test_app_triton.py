@@ -17,6 +17,7 @@ from shoal import app as app_module
 from shoal.app import discovery, open_app
 from shoal.app.loader import ModelLoader
 from shoal.backends.base import backoff
+from shoal.backends.triton import TritonBackend
 from shoal.backends.triton import engine as engine_module
 from shoal.backends.triton.open import host as host_module
 from shoal.config import LoadedConfig, load
@@ -49,7 +50,7 @@ def loaded() -> LoadedConfig:
 @pytest.fixture
 async def triton(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeTriton]:
     """A Triton that is checked without pauses."""
-    monkeypatch.setattr(discovery, "POLL_INTERVAL_S", 0.001)
+    monkeypatch.setattr(TritonBackend, "offers_every_s", 0.001)
     monkeypatch.setattr(discovery, "RETRY_INTERVAL_S", 0.001)
     monkeypatch.setattr(engine_module, "LOOK_S", 0.001)
     monkeypatch.setattr(backoff, "RETRY_S", (0.001,))

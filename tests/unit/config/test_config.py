@@ -323,7 +323,7 @@ class TestModels:
             ),
             ('[models."a"]\nmax_batch_size = 0', "max_batch_size: must be a whole number of at least 1"),
             ("[models]\na = 1", "models must be tables"),
-            ('[models."a"]\nbackend = ["x"]', "backend: must be one of auto, local, triton, got ['x']"),
+            ('[models."a"]\nbackend = ["x"]', "backend: must be one of auto, local, ray, triton, got ['x']"),
             ('[models."a"]\nprompts = "query: "', "prompts: must be a table of text, not text in quotes"),
             ('[models."a"]\nprompts = {query = 1}', "prompts: must be a table of text, got {'query': 1}"),
             ('[models."a"]\ninput_names = {ids = "x"}', "input_names: must be a table of text by attention_mask, "),

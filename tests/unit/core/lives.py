@@ -83,6 +83,8 @@ class Loads:
         self.runners.append(life := ClosableRunner(plan.name, self.infer_s, self.tasks))
         return life
 
+    def check_unload(self, plan: Plan, runner: Runner) -> None: ...
+
     async def close(self, plan: Plan, runner: Runner) -> None:
         try:
             await self._stage("close", plan.name)

@@ -82,6 +82,7 @@ FROM_FRONT = [
 ]
 TO_FRONT = [
     messages.Tick(),
+    messages.Leaving(),
     messages.Models(2, [STATE], {"triton:a": "it is starting"}, {"b"}, {"old": "old", "older": "old"}),
     messages.Piece(
         1,

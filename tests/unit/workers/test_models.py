@@ -205,7 +205,7 @@ async def test_nothing_is_sent_without_a_change(path: Path) -> None:
 
 
 async def test_a_stop_waits_for_the_fronts(path: Path) -> None:
-    """After a stop, tasks are still answered until the last front has left."""
+    """After a stop, fronts are told to ask no more, and tasks are still answered until the last one has left."""
     release = asyncio.Event()
     gateway = build_gateway(build_model(Embedder(release=release)))
     async with model_end(gateway, path) as end:
@@ -214,6 +214,7 @@ async def test_a_stop_waits_for_the_fronts(path: Path) -> None:
             raw.write(messages.Run(1, EMBED, CONTEXT))
             end.stop.set()
             await until(lambda: gateway.draining)
+            assert isinstance(await raw.read(), messages.Leaving)
             assert not end.done.done()
             release.set()
             assert (await raw.read()).id == 1

@@ -87,6 +87,10 @@ class Resources(Protocol):
         """Fetch and convert the model's files as needed, and return its entry in the store. Raises SetupError."""
         ...
 
+    def build_deployment(self, target: Target) -> Any:
+        """Build the Ray Serve application that runs a model."""
+        ...
+
     def reporter(self, report: ProgressReporter) -> Progress:
         """Forward progress from threads to a report and to `progress`."""
         ...
@@ -97,11 +101,14 @@ class Backend:
 
     `name` is what users call it; it selects the backend for file-based models where `explain_no_files` allows it.
     `remote`: the models are on servers. Shoal waits for these servers, and serves the models they offer if an address
-    names none. A backend is closed after all of its runners.
+    names none; `offers_every_s`: how often it looks at what they offer. `drops_absent`: a model that is no longer
+    offered is unloaded. A backend is closed after all of its runners.
     """
 
     name: ClassVar[str]
     remote: ClassVar[bool] = False
+    offers_every_s: ClassVar[float] = 10.0
+    drops_absent: ClassVar[bool] = False
 
     @classmethod
     def check(cls, address: Address) -> None:
@@ -131,6 +138,9 @@ class Backend:
     async def open(self, target: Target, report: ProgressReporter) -> Runner:
         """Open a model, as Loader.open does. All `target.addresses` have the same scheme."""
         raise NotImplementedError
+
+    def check_unload(self, name: str, runner: Runner) -> None:
+        """Raise Forbidden if clients may not unload a model."""
 
     async def unload(self, name: str, runner: Runner) -> None:
         """Release what a closed runner holds on its servers. Raises the servers' errors."""

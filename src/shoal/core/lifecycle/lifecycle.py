@@ -141,12 +141,16 @@ class Lifecycle:
 
     def unload(self, name: str) -> Job:
         """Remove a model after its requests in flight are answered, cancelling a running load. Returns a finished job
-        with changed=False if it is not loaded. Raises InvalidValue for a bad name."""
+        with changed=False if it is not loaded. Raises InvalidValue for a bad name, and Forbidden for a model that is
+        not the clients' to unload."""
         self._check_open()
         name = self._resolve_name(name)
+        model = self._registry.get(name)
+        if model is not None and model.plan is not None and model.runner is not None:
+            self._loader.check_unload(model.plan, model.runner)
         self._model_status.forget(name)
         last = self._queue.last(name, "load", "unload", "delete")
-        if last is None and self._registry.get(name) is None:
+        if last is None and model is None:
             return self._add_finished_job("unload", name)
         if last is not None and last.job.action == "unload":
             return last.job

@@ -108,6 +108,7 @@ class Loader(Protocol):
     - `fetch` gets the files: download, convert, verify. A second call finds everything in place.
     - `open` returns a runner that can take requests, fetching missing files first. It may wait for a server that is not
       up yet, and says so through `report`.
+    - `check_unload` raises Forbidden for a model that clients may not unload. It is cheap.
     - `close` removes the model: closes the runner, and on a server also unloads the model and waits until it is
       unavailable. The runner is closed even if this raises.
     - `remove` deletes the files: the store entry and the repository entry. Returns False if there were none. Raises
@@ -120,6 +121,8 @@ class Loader(Protocol):
     async def fetch(self, plan: Plan, report: ProgressReporter) -> FetchResult: ...
 
     async def open(self, plan: Plan, report: ProgressReporter) -> Runner: ...
+
+    def check_unload(self, plan: Plan, runner: Runner) -> None: ...
 
     async def close(self, plan: Plan, runner: Runner) -> None: ...
 

@@ -127,7 +127,7 @@ class ModelRequest(msgspec.Struct, kw_only=True):
 
 
 Backend = Annotated[
-    Literal["local", "triton"], Meta(description="Backend to run it on. Default: the setting `backend`.")
+    Literal["local", "triton", "ray"], Meta(description="Backend to run it on. Default: the setting `backend`.")
 ]
 TextIn = Annotated[
     bool, Meta(description="On Triton: also create a model that accepts text, for clients without a tokenizer.")

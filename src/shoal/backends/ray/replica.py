@@ -1,0 +1,107 @@
+"""The link to one replica of a deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import cast
+
+import msgspec
+
+from shoal.backends.ray.cluster import ReplicaAddress
+from shoal.core.generation.affinity import Demand, Load
+from shoal.core.protocols import ModelFacts
+from shoal.types import BatchTask, Chunk, Context, Generate, Result
+from shoal.workers import messages
+from shoal.workers.front import ModelProcess
+
+logger = logging.getLogger("shoal.ray")
+
+
+class Replica:
+    """A replica that is connected, or being connected to. `changed` is called when it can be used and when it cannot;
+    `is_lost`: it will not come back. `facts`: of its one model, None until it has said them."""
+
+    def __init__(self, address: ReplicaAddress, changed: Callable[[], None]) -> None:
+        self.name = address.replica
+        self.address = address
+        self.facts: ModelFacts | None = None
+        self.is_lost = False
+        self._usable = False
+        self._requests = self._tokens = self._last_pick = 0
+        self._changed = changed
+        self._process = ModelProcess(
+            (address.host, address.port),
+            self._mirror,
+            token=address.token,
+            name=f"the replica {address.replica}",
+            follows=True,
+        )
+        self._task = asyncio.create_task(self._run(), name=f"replica {address.replica}")
+
+    @property
+    def is_usable(self) -> bool:
+        return self._usable and not self._process.is_leaving and self._process.is_responsive()
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._process.is_leaving
+
+    @property
+    def load(self) -> Load:
+        return Load(self._requests, self._tokens, self._last_pick)
+
+    async def run(self, task: BatchTask, ctx: Context, demand: Demand, pick: int) -> Result:
+        """Run a task. Raises Crashed if the replica is lost before its answer."""
+        self._enter(demand, pick)
+        far = _to_far(ctx)
+        try:
+            return cast(Result, await self._process.call(lambda number: messages.Run(number, task, far), ctx.deadline))
+        finally:
+            self._leave(demand)
+
+    async def stream(self, task: Generate, ctx: Context, demand: Demand, pick: int) -> AsyncGenerator[Chunk]:
+        """Generate. Raises as `run`."""
+        self._enter(demand, pick)
+        try:
+            async with aclosing(self._process.stream(task, _to_far(ctx), ctx.deadline)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            self._leave(demand)
+
+    async def aclose(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def _enter(self, demand: Demand, pick: int) -> None:
+        self._requests += 1
+        self._tokens += demand.tokens
+        self._last_pick = pick
+
+    def _leave(self, demand: Demand) -> None:
+        self._requests -= 1
+        self._tokens -= demand.tokens
+
+    async def _run(self) -> None:
+        try:
+            await self._process.run_once()
+        except OSError as error:
+            logger.info("%s cannot be reached at %s:%d: %s", self.name, self.address.host, self.address.port, error)
+        finally:
+            self.is_lost = True
+            self._changed()
+
+    def _mirror(self, state: messages.Models | None) -> None:
+        model = state.models[0] if state is not None and state.models else None
+        self._usable = model is not None and model.usable
+        if model is not None:
+            self.facts = model.facts or self.facts
+        self._changed()
+
+
+def _to_far(ctx: Context) -> Context:
+    """Return the context for another machine, whose clock is not this one's: `deadline` is the time that is left."""
+    return msgspec.structs.replace(ctx, deadline=ctx.remaining())
