@@ -24,6 +24,7 @@ from shoal.backends.triton.response import read_outputs
 from shoal.errors import Overloaded, SetupError, UpstreamFailed
 from shoal.kserve import EMPTY_FINAL, FINAL, SERVICE, codec
 from shoal.kserve import protocol_pb2 as pb
+from shoal.surfaces.kserve.grpc_calls import MAX_HEALTH_READS
 from tests.integration.llm_kit import free_port, metric, running, until
 from tests.integration.server_kit import Server
 
@@ -208,10 +209,32 @@ async def test_health_check(door: Door) -> None:
     async with grpc.aio.insecure_channel(door.target) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check", lambda data: data, lambda data: data)
         assert await check(b"", timeout=20) == b"\x08\x01"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await check(b"\n\x05other", timeout=20)
+        assert caught.value.code() is Code.NOT_FOUND
         unknown = channel.unary_unary(SERVICE + "TraceSetting", lambda data: data, lambda data: data)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await unknown(b"", timeout=20)
         assert caught.value.code() is Code.UNIMPLEMENTED
+
+
+async def test_health_checks_that_send_no_message(door: Door) -> None:
+    """They do not keep others from their answer."""
+
+    async def nothing() -> AsyncIterator[bytes]:
+        await asyncio.sleep(60)
+        yield b""
+
+    async with grpc.aio.insecure_channel(door.target) as channel:
+        check: Any = channel.stream_unary("/grpc.health.v1.Health/Check", None, None)
+        waiting = [check(nothing(), timeout=20) for _ in range(MAX_HEALTH_READS + 2)]
+        answered, _ = await asyncio.wait(
+            [asyncio.ensure_future(each) for each in waiting], return_when=asyncio.FIRST_COMPLETED, timeout=20
+        )
+        assert next(iter(answered)).result() == b"\x08\x01"
+        assert await check(iter((b"",)), timeout=20) == b"\x08\x01"
+        for each in waiting:
+            each.cancel()
 
 
 async def exchange(target: str, *requests: pb.ModelInferRequest) -> list[pb.ModelStreamInferResponse]:
@@ -286,6 +309,34 @@ async def test_keys(tmp_path: Path) -> None:
             load = pb.RepositoryModelLoadRequest(model_name="embedder")
             await client.repository_model_load(load, deadline=soon())
             assert await client.model_ready("embedder", deadline=soon())
+
+
+@pytest.mark.parametrize("call", ["ModelInfer", "ModelStreamInfer", "RepositoryModelLoad"])
+async def test_a_key_is_checked_before_the_message(tmp_path: Path, call: str) -> None:
+    """A caller without a key is refused before it has sent a message, and so is one that would send for minutes."""
+    port = free_port()
+
+    async def nothing() -> AsyncIterator[bytes]:
+        await asyncio.sleep(60)
+        yield b""
+
+    with running(tmp_path, MODELS[0], flags=("--grpc-port", str(port), "--api-key", "user")):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                start: Any = channel.stream_unary(SERVICE + call, None, None)
+                await start(nothing(), timeout=20)
+            assert caught.value.code() is Code.UNAUTHENTICATED
+
+
+async def test_calls_without_a_message(door: Door) -> None:
+    """Those whose message has no fields do not read it; all others need one."""
+    async with grpc.aio.insecure_channel(door.target) as channel:
+        for name in ("ServerLive", "ServerReady"):
+            assert await channel.stream_unary(SERVICE + name, None, None)(iter(()), timeout=20) == b"\x08\x01"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.stream_unary(SERVICE + "ModelInfer", None, None)(iter(()), timeout=20)
+        assert caught.value.code() is Code.INVALID_ARGUMENT
+        assert "no message" in (caught.value.details() or "")
 
 
 async def test_without_keys_only_this_machine_manages_models(door: Door) -> None:

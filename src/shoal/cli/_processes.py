@@ -68,7 +68,7 @@ def main(role: str, *descriptors: str) -> None:
     import uvloop
 
     from shoal.cli.serve import configure_logs
-    from shoal.server.listener import raise_descriptor_limit
+    from shoal.server.descriptors import raise_descriptor_limit
 
     setup: Setup = pickle.loads(sys.stdin.buffer.read())
     _end_with_parent(setup.parent)

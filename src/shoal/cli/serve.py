@@ -7,11 +7,11 @@ import contextlib
 import logging
 import socket
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -59,7 +59,7 @@ def serve(
     import uvloop
 
     from shoal.server import bind
-    from shoal.server.listener import raise_descriptor_limit
+    from shoal.server.descriptors import raise_descriptor_limit
 
     settings = loaded.settings
     check_bind(settings)
@@ -152,9 +152,7 @@ async def _serve(
         async with grpc_server or contextlib.nullcontext(), opening as app:
             if grpc_server is not None:
                 await grpc_server.start(app.build_grpc_calls())
-            server = build_http_server(
-                app, sockets, settings, stop_others=[grpc_server.stop] if grpc_server is not None else []
-            )
+            server = build_http_server(app, sockets, settings, grpc_server)
             loading = asyncio.create_task(announce_models(app, loaded, sockets[0].getsockname()[1]))
             loading.add_done_callback(partial(stop_after_failure, stop))
             try:
@@ -169,9 +167,9 @@ def build_http_server(
     app: App | Front,
     sockets: Sequence[socket.socket],
     settings: Settings,
-    stop_others: Sequence[Callable[[float], Coroutine[Any, Any, None]]] = (),
+    grpc_server: GrpcServer | None = None,
 ) -> HttpServer:
-    """Build the HTTP server of an application, which drains as the settings say."""
+    """Build the HTTP server of an application, which drains as the settings say, and `grpc_server` with it."""
     from shoal.server import HttpServer
 
     return HttpServer(
@@ -181,7 +179,7 @@ def build_http_server(
         drain_delay_s=settings.drain_delay_s,
         drain_timeout_s=settings.drain_timeout_s,
         drain_idle_s=settings.drain_idle_s,
-        stop_others=stop_others,
+        others=[] if grpc_server is None else [grpc_server],
     )
 
 
@@ -194,6 +192,7 @@ def stop_after_failure(stop: asyncio.Event, loading: asyncio.Task[None]) -> None
 def bind_grpc(settings: Settings) -> GrpcServer | None:
     if settings.grpc_port is None and settings.grpc_socket is None:
         return None
+    from shoal.server.descriptors import max_grpc_connections
     from shoal.server.grpc_server import GrpcServer
 
     made = GrpcServer(
@@ -202,6 +201,7 @@ def bind_grpc(settings: Settings) -> GrpcServer | None:
         settings.grpc_socket,
         max_bytes=settings.max_body_bytes,
         max_calls=settings.max_queue_items,
+        max_connections=max_grpc_connections(),
     )
     if made.port is not None:
         log.info("listening for gRPC on %s port %d", settings.host, made.port)

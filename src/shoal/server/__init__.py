@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -61,6 +61,15 @@ class Drainable(Protocol):
     def ready(self) -> bool: ...
 
     def abort_generations(self) -> None: ...
+
+
+class OtherServer(Protocol):
+    """Another server of the process. `stop`: refuse new requests, and return once those in flight are answered, or
+    after `timeout_s`. `max_connections`: file descriptors that it may use."""
+
+    max_connections: int
+
+    async def stop(self, timeout_s: float) -> None: ...
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
@@ -144,8 +153,7 @@ def stop_signals(stop: asyncio.Event, *, quiet: bool = False) -> Iterator[None]:
 class HttpServer:
     """Serves an ASGI application with uvicorn's protocol over bound sockets.
 
-    `stop_others` stop other servers of the process: each is called with the seconds that requests in flight have, when
-    this one stops listening.
+    `others`: other servers of the process, which stop listening when this one does.
     """
 
     def __init__(
@@ -157,14 +165,14 @@ class HttpServer:
         drain_delay_s: float,
         drain_timeout_s: float,
         drain_idle_s: float,
-        stop_others: Sequence[Callable[[float], Coroutine[Any, Any, None]]] = (),
+        others: Sequence[OtherServer] = (),
     ) -> None:
         self._asgi = asgi
         self._shutdown_reply = render_error(Unavailable("The server is shutting down: send the request again."))
         self._drain_delay_s = drain_delay_s
         self._drain_timeout_s = drain_timeout_s
         self._drain_idle_s = min(drain_idle_s, drain_timeout_s)
-        self._stop_others = stop_others
+        self._others = others
         # At lower levels uvicorn's protocol formats a log record for each connection.
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         config = uvicorn.Config(
@@ -181,7 +189,8 @@ class HttpServer:
         config.load()
         self._state = State()
         make_protocol = partial(Connection, config, self._state, {}, render_error=render_error)
-        self._listener = Listener(sockets, make_protocol, self._close_idle)
+        kept = sum(each.max_connections for each in others)
+        self._listener = Listener(sockets, make_protocol, self._close_idle, kept)
 
     async def run(self, gateway: Drainable, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, then until requests in flight are answered or the drain times out."""
@@ -201,7 +210,7 @@ class HttpServer:
                 dating.cancel()
 
     async def _drain(self, gateway: Drainable) -> None:
-        stops = [asyncio.create_task(stop(self._drain_timeout_s + ABORT_GRACE_S)) for stop in self._stop_others]
+        stops = [asyncio.create_task(each.stop(self._drain_timeout_s + ABORT_GRACE_S)) for each in self._others]
         last = asyncio.get_running_loop().call_later(self._drain_timeout_s, gateway.abort_generations)
         try:
             await self._drain_connections()

@@ -22,16 +22,22 @@ class GrpcServer:
 
     It listens from its construction on, so that a conflict shows at once; early clients wait until `start`. Create it
     within a running event loop, and leave its context to stop it. `max_bytes` limits a request, `max_calls` those in
-    progress. `port`: the one it listens on.
+    progress. `max_connections` are divided among the addresses that it listens on; a connection beyond them is closed.
+    `port`: the one it listens on.
     """
 
-    def __init__(self, host: str, port: int | None, path: str | None, *, max_bytes: int, max_calls: int) -> None:
+    def __init__(
+        self, host: str, port: int | None, path: str | None, *, max_bytes: int, max_calls: int, max_connections: int
+    ) -> None:
+        self.max_connections = max_connections
+        listeners = (_count_addresses(host) if port is not None else 0) + (path is not None)
         options: list[tuple[str, Any]] = [
             ("grpc.max_receive_message_length", max_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # a second server on the same port must fail instead of taking half of the calls
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # else clients' keepalive ends connections
             ("grpc.server_handshake_timeout_ms", 5_000),  # silent and idle connections hold file descriptors
+            ("grpc.max_allowed_incoming_connections", max(1, max_connections // listeners)),  # of each listener
             ("grpc.max_connection_idle_ms", 300_000),
             ("grpc.keepalive_time_ms", 120_000),  # a stream of a lost host would hold its place for hours
             ("grpc.keepalive_timeout_ms", 20_000),
@@ -89,6 +95,14 @@ def _is_answered(path: Path) -> bool:
         except OSError:
             return False
     return True
+
+
+def _count_addresses(host: str) -> int:
+    """Return how many addresses a host has; gRPC listens on each. A wrong host counts as one: listening on it fails."""
+    try:
+        return len({address[0] for *_, address in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
+    except OSError:
+        return 1
 
 
 def _to_target(host: str, port: int) -> str:

@@ -11,18 +11,15 @@ import contextlib
 import ctypes
 import errno
 import logging
-import resource
 import socket
 import struct
-import sys
 from collections.abc import Callable, Sequence
+
+from shoal.server.descriptors import connection_descriptors, descriptor_limit
 
 ACCEPTS_PER_TURN = 64
 RETRY_S = 0.1
 REPORT_EVERY_S = 60.0
-RESERVED_DESCRIPTORS = 64
-"""File descriptors reserved for model files and backend connections; below a limit of 512, an eighth of it."""
-MAX_DESCRIPTORS = 65_536
 HANDSHAKE_S = 0.05
 """Time for handshakes in progress when the listener closes."""
 
@@ -35,21 +32,11 @@ _DROP_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0,
 _log = logging.getLogger(__name__)
 
 
-def raise_descriptor_limit() -> None:
-    """Raise the soft limit of file descriptors to what the system grants, at most MAX_DESCRIPTORS.
-
-    The default of 1,024 is meant for programs that call select().
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < limit:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-
-
 class Listener:
     """Accepts connections on listening sockets and calls `make_protocol` for each.
 
     When file descriptors run out, new connections wait in the backlog, and `make_room` closes idle ones.
+    `kept_descriptors` are left to other servers of the process.
     """
 
     def __init__(
@@ -57,6 +44,7 @@ class Listener:
         sockets: Sequence[socket.socket],
         make_protocol: Callable[[], asyncio.Protocol],
         make_room: Callable[[], None],
+        kept_descriptors: int = 0,
     ) -> None:
         self._sockets = list(sockets)
         self._make_protocol = make_protocol
@@ -65,9 +53,8 @@ class Listener:
         self._retry: asyncio.TimerHandle | None = None
         self._closing = False
         self._reported_at = -REPORT_EVERY_S
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._limit = limit if limit != resource.RLIM_INFINITY else sys.maxsize
-        self._max_descriptors = self._limit - min(RESERVED_DESCRIPTORS, self._limit // 8)
+        self._limit = descriptor_limit()
+        self._max_descriptors = connection_descriptors(self._limit) - kept_descriptors
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import shoal.server.listener
-from shoal.server.listener import MAX_DESCRIPTORS, Listener, raise_descriptor_limit
+from shoal.server.listener import Listener
 
 CLIENTS = 40
 
@@ -32,10 +32,10 @@ class Protocol(asyncio.Protocol):
 class RunningListener:
     """A listener, its accepted connections, and the number of calls to make room."""
 
-    def __init__(self, *sockets: Any) -> None:
+    def __init__(self, *sockets: Any, kept: int = 0) -> None:
         self.made: list[asyncio.Transport] = []
         self.rooms = 0
-        self.listener = Listener(sockets, lambda: Protocol(self.made), self._make_room)
+        self.listener = Listener(sockets, lambda: Protocol(self.made), self._make_room, kept)
 
     def _make_room(self) -> None:
         self.rooms += 1
@@ -154,16 +154,19 @@ async def test_connections_wait_and_the_reason_is_logged_once(
     place.leave()
 
 
+@pytest.mark.parametrize(("limit", "kept"), [(20, 0), (60, 40)])
 async def test_some_descriptors_are_left_for_others(
     listener: socket.socket,
     clients: list[socket.socket],
+    limit: int,
+    kept: int,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Model files and backend connections need the last descriptors."""
+    """Model files and backend connections need the last descriptors, and another server has its share."""
     monkeypatch.setattr(shoal.server.listener, "RETRY_S", 3600.0)
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (clients[-1].fileno() + 20, resource.RLIM_INFINITY))
-    place = RunningListener(listener)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (clients[-1].fileno() + limit, resource.RLIM_INFINITY))
+    place = RunningListener(listener, kept=kept)
     place.listener.start()
     await run_loop(6)
     assert 0 < len(place.made) < CLIENTS
@@ -171,21 +174,3 @@ async def test_some_descriptors_are_left_for_others(
     assert "out of file descriptors" in caplog.text
     place.listener._pause()
     place.leave()
-
-
-@pytest.mark.parametrize(
-    ("soft", "hard", "expected"),
-    [
-        (1024, 4096, 4096),
-        (1024, resource.RLIM_INFINITY, MAX_DESCRIPTORS),
-        (1024, 10**6, MAX_DESCRIPTORS),
-        (10**6, 10**6, None),
-        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
-    ],
-)
-def test_the_limit_is_raised(soft: int, hard: int, expected: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[tuple[int, int]] = []
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
-    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: done.append(limits))
-    raise_descriptor_limit()
-    assert done == ([] if expected is None else [(expected, hard)])

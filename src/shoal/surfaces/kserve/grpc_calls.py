@@ -23,7 +23,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from shoal.core.protocols import Access
-from shoal.errors import ModelNotFound, ModelNotReady, ShoalError
+from shoal.errors import Malformed, ModelNotFound, ModelNotReady, ShoalError
 from shoal.http import status_codes
 from shoal.http.access_log import log_request
 from shoal.http.auth import Gate
@@ -53,6 +53,10 @@ MAX_STREAM_REQUESTS = 256
 MAX_HELD_BYTES = 268_435_456
 """Bytes of all requests in progress; their tensors take several times as much. A single request may have any size."""
 
+MAX_HEALTH_READS = 8
+"""Maximum health checks whose message is being received: callers without a key may send large ones. Further ones get
+the health of the whole server."""
+
 POLL_S = 1.0
 """Interval at which a silent stream is checked for a shutdown of the server."""
 
@@ -60,7 +64,7 @@ MAX_ERROR_CHARACTERS = 500
 """gRPC sends an error in a header, a character as up to 12 bytes, and rejects headers above 8 KB."""
 
 _NAME = SERVICE.strip("/").encode()
-_HEALTH_REQUESTS = (b"", b"\n\x00", b"\n%c%b" % (len(_NAME), _NAME))  # HealthCheckRequest with its `service`
+_HEALTH_REQUESTS = (grpc.aio.EOF, b"\n\x00", b"\n%c%b" % (len(_NAME), _NAME))  # HealthCheckRequest with its `service`
 _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse with its `status`
 
 _Code = grpc.StatusCode
@@ -104,6 +108,7 @@ class KServeCalls(grpc.GenericRpcHandler):
         self._client_header = options.client_header.lower().encode()
         self._inference = Inference(gateway, options)
         self._held = PendingBodies(MAX_HELD_BYTES)
+        self._health_reads = 0
         self._id_prefix = f"rpc_{os.urandom(6).hex()}"
         self._count = itertools.count(1)
         table: dict[str, tuple[Any, Access, Callable[[Request, Any], Awaitable[Message]]]] = {
@@ -125,7 +130,7 @@ class KServeCalls(grpc.GenericRpcHandler):
         self._methods[SERVICE + "ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._stream_infer, None, None
         )
-        self._methods[HEALTH] = grpc.unary_unary_rpc_method_handler(self._check_health)
+        self._methods[HEALTH] = grpc.stream_unary_rpc_method_handler(self._check_health, None, None)
 
     def service(self, handler_call_details: Any) -> Any:
         """Return the handler of a method; None for an unknown one, which is UNIMPLEMENTED."""
@@ -134,15 +139,18 @@ class KServeCalls(grpc.GenericRpcHandler):
     def _build_unary(
         self, name: str, kind: Any, access: Access, call: Callable[[Request, Any], Awaitable[Message]]
     ) -> Any:
+        """Return the handler of a call with one request, which is received only once its caller may send it. The
+        messages of public calls have no fields and are not received at all."""
         path = SERVICE + name
         quiet = name.endswith(("Live", "Ready"))
 
-        async def answer(data: bytes, context: _Context) -> Message:
+        async def answer(_: AsyncIterator[bytes], context: _Context) -> Message:
             metadata = _read_metadata(context)
             request = self._open_request(path, context, metadata)
             status = 200
             try:
                 self._admit(request, metadata, access)
+                data = b"" if access == "public" else await _receive(context)
                 message = parse(kind, data)
                 with self._hold(len(data)):
                     return await self._repeat(request, partial(call, request, message))
@@ -156,7 +164,8 @@ class KServeCalls(grpc.GenericRpcHandler):
             finally:
                 log_request(request, status, quiet=quiet)
 
-        return grpc.unary_unary_rpc_method_handler(answer, None, _serialize)
+        # To gRPC it is a call with a stream of requests: it receives that of any other before the first line above.
+        return grpc.stream_unary_rpc_method_handler(answer, None, _serialize)
 
     def _open_request(self, path: str, context: _Context, metadata: _Metadata) -> Request:
         """Return a request for a call, with the caller's deadline if that is earlier than the server's own.
@@ -201,8 +210,15 @@ class KServeCalls(grpc.GenericRpcHandler):
             self._gateway.report_refusal(error)
         return to_public_error(error, request.id, request.path)
 
-    async def _check_health(self, message: bytes, context: _Context) -> bytes:
-        if message not in _HEALTH_REQUESTS:
+    async def _check_health(self, _: AsyncIterator[bytes], context: _Context) -> bytes:
+        message = b""
+        if self._health_reads < MAX_HEALTH_READS:
+            self._health_reads += 1
+            try:
+                message = await context.read()
+            finally:
+                self._health_reads -= 1
+        if message and message not in _HEALTH_REQUESTS:
             await context.abort(_Code.NOT_FOUND, "only the whole server has a health: leave out 'service'")
         return _SERVING if self._gateway.ready() else _NOT_SERVING
 
@@ -326,6 +342,14 @@ class KServeCalls(grpc.GenericRpcHandler):
 def _fill(message: Message, content: object) -> Message:
     """Return the message with the content that REST sends as JSON."""
     return json_format.ParseDict(msgspec.to_builtins(content), message)
+
+
+async def _receive(context: _Context) -> bytes:
+    """Return the only message of a call."""
+    data = await context.read()
+    if data is grpc.aio.EOF:
+        raise Malformed("the call has no message; send one")
+    return data  # type: ignore[no-any-return]
 
 
 def _serialize(message: Message) -> bytes:
