@@ -30,6 +30,7 @@ AVAILABLE = {
     "test_nvidia.py": find_spec("langchain_nvidia_ai_endpoints") is not None,
     "test_openai_1.py": version("openai").startswith("1."),
     "test_tritonclient.py": TRITONCLIENT,
+    "test_tritonclient_outputs.py": TRITONCLIENT,
     "test_tritonclient_running.py": TRITONCLIENT,
     "test_voyage.py": find_spec("voyageai") is not None,
 }

@@ -10,8 +10,11 @@ import numpy as np
 import orjson
 import pytest
 
+from shoal.backends.fake.model import compute_scores, compute_vector, tokenize_item, word_id
 from shoal.core.protocols import ModelFacts
 from shoal.errors import Overloaded
+from shoal.surfaces.shared import matrices
+from shoal.types import VectorKind
 from tests.surfaces.family_kit import add_family
 from tests.surfaces.life_kit import OTHER, living
 from tests.surfaces.surface_kit import DIMENSION, MODEL, Answer, RecordingRunner, Server, raising, serve, vector
@@ -221,8 +224,8 @@ async def test_other_refusals() -> None:
     assert "the limit is 2" in await error_of(server, texts("a", "b", "c"))
     assert "two tensors of the same name" in await error_of(server, texts("a"), texts("b"))
     assert "no output 'x'" in await error_of(server, texts("a"), outputs=[{"name": "x"}])
-    asked = [{"name": "embeddings", "parameters": {"classification": 3}}]
-    assert "'classification' of 'embeddings' is not supported" in await error_of(server, texts("a"), outputs=asked)
+    asked = [{"name": "embeddings", "parameters": {"shared_memory_region": "x"}}]
+    assert "'shared_memory_region' of 'embeddings' is not" in await error_of(server, texts("a"), outputs=asked)
     assert "does not exist" in await error_of(server, texts("a"), path="/v2/models/nobody/infer", status=404)
     path = f"/v2/models/{MODEL}/versions/7/infer"
     assert "has no version '7'" in await error_of(server, texts("a"), path=path, status=404)
@@ -250,10 +253,148 @@ async def test_metadata_and_config() -> None:
     assert server_facts["name"] == "shoal" and "binary_tensor_data" in server_facts["extensions"]
 
 
-async def test_an_embedder_without_dense_vectors() -> None:
-    facts = ModelFacts(source="x", backend="local", tasks=("embed",), vectors=("sparse",))
-    message = await error_of(serve(RecordingRunner(facts=facts)), texts("a"))
-    assert "no dense vectors" in message
+@pytest.mark.parametrize(
+    ("vectors", "outputs", "asked"),
+    [
+        (("dense",), [], ("dense",)),
+        (("dense", "tokens", "sparse", "multi"), [], ("dense",)),
+        (("sparse",), [], ("sparse",)),
+        (("multi", "tokens"), [], ("multi",)),
+        (("tokens", "dense"), ["token_count"], ("dense",)),
+        (("dense", "sparse"), ["sparse_lengths"], ("sparse",)),
+        (("dense", "tokens", "multi"), ["multi_vectors", "embeddings"], ("dense", "multi")),
+        (("dense", "tokens"), ["token_embeddings", "token_count"], ("tokens",)),
+    ],
+)
+async def test_only_requested_vectors_are_computed(
+    vectors: tuple[VectorKind, ...], outputs: list[str], asked: tuple[VectorKind, ...]
+) -> None:
+    """Without a list of outputs, the model's main kind."""
+    runner = RecordingRunner(facts=ModelFacts(source="x", backend="local", tasks=("embed",), vectors=vectors))
+    assert (await infer(serve(runner), texts("a"), outputs=[{"name": name} for name in outputs])).status == 200
+    assert runner.tasks[-1].outputs == asked
+
+
+async def test_vectors_of_different_lengths() -> None:
+    """They are padded to a batch axis, in the metadata and in the response; the lengths are an output of their own."""
+    server = serve()
+    async with AsyncExitStack() as stack:
+        add_family(server.gateway, stack)
+        metadata = (await server.call("GET", "/v2/models/splade")).json()["outputs"]
+        assert metadata == [
+            {"name": "sparse_indices", "datatype": "INT32", "shape": [-1, -1]},
+            {"name": "sparse_values", "datatype": "FP32", "shape": [-1, -1]},
+            {"name": "sparse_lengths", "datatype": "INT32", "shape": [-1, 1]},
+            {"name": "token_count", "datatype": "INT32", "shape": [-1, 1]},
+        ]
+        answer = (await infer(server, texts("a a b", "c"), path="/v2/models/splade/infer")).json()["outputs"]
+        assert {each["name"]: each["shape"] for each in answer} == {
+            "sparse_indices": [2, 2],
+            "sparse_values": [2, 2],
+            "sparse_lengths": [2, 1],
+            "token_count": [2, 1],
+        }
+        found = {each["name"]: each["data"] for each in answer}
+        weights = {word_id("a"): 2.0, word_id("b"): 1.0}
+        assert found["sparse_indices"] == [*sorted(weights), word_id("c"), -1]
+        assert found["sparse_values"] == [*(weights[each] for each in sorted(weights)), 1.0, 0.0]
+        assert found["sparse_lengths"] == [2, 1]
+        config = (await server.call("GET", "/v2/models/embedder/config")).json()["output"]
+        assert config[-2:] == [
+            {"name": "token_embeddings", "data_type": "TYPE_FP32", "dims": [-1, -1]},
+            {"name": "token_lengths", "data_type": "TYPE_INT32", "dims": [1]},
+        ]
+        wanted = [{"name": "token_embeddings"}, {"name": "token_lengths"}]
+        answer = (await infer(server, texts("a b", "c"), path="/v2/models/embedder/infer", outputs=wanted)).json()
+        rows = [compute_vector([word_id(word)], 4).tolist() for word in ("a", "b", "c")]
+        assert answer["outputs"][0]["shape"] == [2, 2, 4]
+        assert answer["outputs"][0]["data"] == [*rows[0], *rows[1], *rows[2], 0, 0, 0, 0]
+        assert answer["outputs"][1]["data"] == [2, 1]
+        generated = await server.call("POST", "/v2/models/splade/generate", {"text": "c"})
+        assert generated.json()["sparse_indices"] == word_id("c")
+        assert generated.json()["sparse_values"] == 1.0
+
+
+async def test_padding_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One long text among many short ones would make a large tensor of few numbers."""
+    server = serve()
+    async with AsyncExitStack() as stack:
+        add_family(server.gateway, stack)
+        monkeypatch.setattr(matrices, "MAX_NUMBERS", 400)
+        path, outputs = "/v2/models/embedder/infer", [{"name": "token_embeddings"}]
+        assert (await infer(server, texts(*["a"] * 20), path=path, outputs=outputs)).status == 200
+        refused = await infer(server, texts("a b c d e f", *["a"] * 19), path=path, outputs=outputs)
+        assert refused.status in (400, 413) and "split the request" in refused.json()["error"]
+        before = await infer(server, texts("abcdefgh" * 101), path=path, outputs=outputs)
+        assert before.status in (400, 413) and "split the request" in before.json()["error"]
+
+
+@pytest.mark.parametrize("parameters", [{"dimensions": 2}, {"normalize": False}])
+async def test_options_of_dense_vectors(parameters: dict[str, Any]) -> None:
+    """They are refused where they would have no effect."""
+    runner = RecordingRunner(
+        facts=ModelFacts(source="x", backend="local", tasks=("embed",), vectors=("dense", "sparse"), dimension=4)
+    )
+    sparse = [{"name": "sparse_values"}]
+    message = await error_of(serve(runner), texts("a"), outputs=sparse, parameters=parameters)
+    assert f"'{next(iter(parameters))}' is of 'embeddings'" in message
+    both = [*sparse, {"name": "embeddings"}]
+    assert (await infer(serve(runner), texts("a"), outputs=both, parameters=parameters)).status == 200
+
+
+def classes(name: str, count: Any, **parameters: Any) -> list[dict[str, Any]]:
+    return [{"name": name, "parameters": {"classification": count, **parameters}}]
+
+
+async def test_classification() -> None:
+    """The largest elements of each row as Triton writes them: with six decimals, their index and their label."""
+    server = serve()
+    async with AsyncExitStack() as stack:
+        add_family(server.gateway, stack)
+        path = "/v2/models/classifier/infer"
+        for count, shape in ((2, [2, 2]), (9, [2, 3])):
+            [answer] = (await infer(server, texts("a", "b c"), path=path, outputs=classes("scores", count))).json()[
+                "outputs"
+            ]
+            assert (answer["datatype"], answer["shape"]) == ("BYTES", shape)
+            expected = []
+            for text in ("a", "b c"):
+                scores = compute_scores(tokenize_item(text), 3, raw=False)
+                best = sorted(range(3), key=lambda at: -scores[at])[:count]
+                expected += [f"{scores[at]:f}:{at}:LABEL_{at}" for at in best]
+            assert answer["data"] == expected
+    [answer] = (await infer(server, texts("fish"), outputs=classes("embeddings", 1))).json()["outputs"]
+    row = vector("fish")
+    assert answer["data"] == [f"{max(row):f}:{row.index(max(row))}"]
+    [answer] = (await infer(server, texts("fish"), outputs=classes("token_count", 1))).json()["outputs"]
+    assert answer["data"] == ["4:0"]
+    plain = await infer(server, texts("fish"), outputs=classes("token_count", 0))
+    assert plain.json()["outputs"][0]["data"] == [4]
+    answer = await infer(server, texts("fish"), outputs=classes("token_count", 1, binary_data=True))
+    assert answer.body.endswith(pack_texts("4:0"))
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, "2", True])
+async def test_wrong_classification(count: Any) -> None:
+    message = await error_of(serve(), texts("a"), outputs=classes("embeddings", count))
+    assert "'classification' of 'embeddings' must be an integer from 0" in message
+
+
+async def test_classification_of_texts() -> None:
+    """Texts have no order, as Triton says; this costs no inference."""
+    runner = FakeRunner()
+    body = {"inputs": [texts("a", name="text_input")], "outputs": classes("text_output", 1)}
+    answer = await serve_chat(runner).call("POST", "/v2/models/talker/infer", body)
+    assert answer.status == 400
+    assert "class result not available" in answer.json()["error"] and "'BYTES'" in answer.json()["error"]
+
+
+async def test_classification_of_a_language_model() -> None:
+    """Its outputs have no batch axis."""
+    body = {"inputs": [texts("a b", name="text_input")], "outputs": classes("num_output_tokens", 5)}
+    answer = await serve_chat(FakeRunner()).call("POST", "/v2/models/talker/infer", body)
+    [output] = answer.json()["outputs"]
+    assert (output["datatype"], output["shape"], output["data"]) == ("BYTES", [1], ["2:0"])
 
 
 async def test_health_and_statistics() -> None:

@@ -14,6 +14,7 @@ from shoal.backends.triton.repository_entry import read_parameters
 from shoal.backends.triton.tensors import Tensor, Tensors, count_instances, detect_family, newest_version, read_tensors
 from shoal.decoding import json_decoder
 from shoal.errors import UpstreamFailed
+from shoal.kserve import SPARSE_VALUES
 from shoal.kserve.protocol_pb2 import ModelConfig, ModelMetadataResponse
 from shoal.specs import TextSpec
 from shoal.types import Array
@@ -381,7 +382,7 @@ def _score_output(model: Tensors, batch: Batch, names: TensorNames, vectors: Seq
 
 def _pick_output(model: Tensors, order: Sequence[str]) -> Tensor:
     """Return the only float output, else the first one in `order`."""
-    floats = {name: tensor for name, tensor in model.outputs.items() if tensor.datatype in _FLOATS}
+    floats = {name: each for name, each in model.outputs.items() if each.datatype in _FLOATS and name != SPARSE_VALUES}
     listed = ", ".join(map(str, model.outputs.values())) or "nothing"
     if not floats:
         raise model.refuse(f"returns {listed}: no float output ({', '.join(_FLOATS)}), so no embedding")

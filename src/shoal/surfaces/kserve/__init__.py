@@ -254,7 +254,7 @@ class _InferenceEndpoints:
         json_length = request.headers.get(rest_codec.JSON_LENGTH)
         call, form = await self._decoder.decode(model, version, request.body, json_length)
         response = await self._inference.infer(request, call)
-        headers, body = rest_codec.encode_response(response, form)
+        headers, body = await rest_codec.encode_response(response, form)
         if request.result is not None:
             headers = [*headers, *batch_headers(request, request.result)]
         return Reply(200, headers, body)
@@ -262,7 +262,7 @@ class _InferenceEndpoints:
     async def generate(self, request: Request) -> Reply:
         call = await self._read(request)
         response = await self._inference.infer(request, call)
-        return Reply(200, [JSON], rest_codec.to_generate_fields(response.model, response.id, response.outputs))
+        return Reply(200, [JSON], await rest_codec.encode_generated(response))
 
     async def generate_stream(self, request: Request) -> Reply:
         call = await self._read(request)

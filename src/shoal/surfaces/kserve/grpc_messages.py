@@ -17,6 +17,7 @@ from shoal.surfaces.kserve.tensors import (
     InputTensor,
     check_tensor_parameters,
     collect_inputs,
+    read_requested_output,
 )
 
 
@@ -34,7 +35,7 @@ def parse(kind: Any, data: bytes) -> Any:
 
 def read_request(message: Any) -> InferRequest:
     """Return a request of gRPC. Raises RequestErrors that name the tensor."""
-    for each in (*message.inputs, *message.outputs):
+    for each in message.inputs:
         check_tensor_parameters(each.name, each.parameters)
     raw, tensors = message.raw_input_contents, message.inputs
     if raw and (len(raw) != len(tensors) or any(each.HasField("contents") for each in tensors)):
@@ -52,7 +53,10 @@ def read_request(message: Any) -> InferRequest:
         id=message.id,
         parameters={name: read_parameter(value) for name, value in message.parameters.items() if name != EMPTY_FINAL},
         inputs=collect_inputs(inputs),
-        outputs=[each.name for each in message.outputs],
+        outputs=[
+            read_requested_output(each.name, {name: read_parameter(value) for name, value in each.parameters.items()})
+            for each in message.outputs
+        ],
     )
 
 

@@ -2,30 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection
+import asyncio
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.errors import Unsupported
 from shoal.http.images import ImageReader
 from shoal.http.request import Options, Request
+from shoal.surfaces.kserve.classification import check_type, classify
 from shoal.surfaces.kserve.repository import resolve
-from shoal.surfaces.kserve.signature import Signature, describe_model
+from shoal.surfaces.kserve.signature import SCORES, Signature, describe_model
 from shoal.surfaces.kserve.tasks import Generation, answer_tensors, build_batch_task, build_generation, to_tensors
-from shoal.surfaces.kserve.tensors import InferRequest, InferResponse, ParameterReader, Tensor, select_outputs
+from shoal.surfaces.kserve.tensors import (
+    InferRequest,
+    InferResponse,
+    ParameterReader,
+    RequestedOutput,
+    Tensor,
+    select_outputs,
+)
+from shoal.surfaces.shared import matrices
 from shoal.surfaces.shared.default_models import wake_model
 from shoal.surfaces.shared.generation import collect
 from shoal.surfaces.shared.task_runs import run_task
-from shoal.types import BatchTask, Chunk, Usage
+from shoal.types import BatchTask, Chunk, Embed, Image, Usage
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
+    from shoal.core.registry import ModelCard
 
 UNFINISHED = "None"
 """The finish reason of a response that more will follow, as Triton's vLLM backend writes it."""
 
 _MAX_TIMEOUT_US = 2**53
 _MAX_PRIORITY = 2**32 - 1
+
+
+_INLINE_ELEMENTS = 65_536
+"""Elements of a tensor that are sorted in a few milliseconds; a larger one is sorted in a thread."""
+
+
+class _Found(NamedTuple):
+    """A model that a request names. `name`: as the client wrote it."""
+
+    card: ModelCard
+    adapter: str
+    signature: Signature
+
+    @property
+    def name(self) -> str:
+        return f"{self.card.name}:{self.adapter}" if self.adapter else self.card.name
 
 
 class Job(NamedTuple):
@@ -35,6 +63,8 @@ class Job(NamedTuple):
     id: str
     task: BatchTask | Generation
     outputs: set[str]
+    signature: Signature
+    requested: Sequence[RequestedOutput]
 
     @property
     def streams(self) -> bool:
@@ -61,30 +91,35 @@ class Inference:
     ) -> tuple[str, Signature]:
         """Return a model's name, and its tensors, those for `inputs` if it has several tasks; wake it if they are
         unknown."""
-        model, adapter, signature = await self._find(request, name, version, inputs)
-        return _join_name(model, adapter), signature
+        found = await self._find(request, name, version, inputs)
+        return found.name, found.signature
 
-    async def _find(
-        self, request: Request, name: str, version: str, inputs: Collection[str]
-    ) -> tuple[str, str, Signature]:
+    async def _find(self, request: Request, name: str, version: str, inputs: Collection[str]) -> _Found:
         model, adapter = resolve(self._gateway, name, version)
         card = await wake_model(self._gateway, request, self._gateway.model(model))
         if card.facts is None:
             raise card.refusal()
-        return model, adapter, describe_model(model, card.facts, self._max_inputs, inputs)
+        return _Found(card, adapter, describe_model(card.facts, self._max_inputs, inputs))
 
     async def prepare(self, request: Request, call: InferRequest, *, stream: bool = False) -> Job:
         """Check a request and return its task. `stream`: whether a language model streams if the request does not
         say."""
-        model, adapter, signature = await self._find(request, call.model, call.version, call.inputs)
-        name = _join_name(model, adapter)
+        found = await self._find(request, call.model, call.version, call.inputs)
+        name, signature = found.name, found.signature
         parameters = _read_parameters(request, call)
-        if not signature.decoupled:
+        outputs = select_outputs(signature, call.outputs)
+        _check_classes(signature, call.outputs)
+        task: BatchTask | Generation
+        if signature.decoupled:
+            task = build_generation(
+                found.card.name, found.adapter, signature, call, parameters, outputs=outputs, stream=stream
+            )
+        else:
             # Until here the request had the longer time of a generation.
             request.deadline = min(request.deadline, request.started + self._embed_timeout_s)
-            outputs = select_outputs(signature, call.outputs)
-            return Job(name, call.id, build_batch_task(name, signature, call, parameters, self._images), outputs)
-        return Job(name, call.id, build_generation(model, adapter, signature, call, parameters, stream=stream), set())
+            task = build_batch_task(name, signature, call, parameters, outputs=outputs, images=self._images)
+            _check_size(found.card, task)
+        return Job(name, call.id, task, outputs, signature, call.outputs)
 
     async def infer(self, request: Request, call: InferRequest) -> InferResponse:
         """Run a request that has one response. A language model returns its whole answer."""
@@ -105,9 +140,9 @@ class Inference:
         async with aclosing(self.open_stream(request, job.task)) as chunks:
             async for chunk in chunks:
                 if tensors := pieces.push(chunk):
-                    yield InferResponse(model=job.model, id=job.id, outputs=tensors, final=False)
+                    yield await _build_response(job, tensors, final=False)
         request.usage = pieces.usage
-        yield InferResponse(model=job.model, id=job.id, outputs=pieces.finish())
+        yield await _build_response(job, pieces.finish())
 
     def open_stream(self, request: Request, generation: Generation) -> AsyncGenerator[Chunk]:
         """Return the chunks of a generation."""
@@ -122,9 +157,11 @@ class Inference:
             reasons = [each.finish_reason for each in answer.choices]
             tensors = answer_tensors(job.task, texts, reasons, answer.usage or Usage())
         else:
-            found = to_tensors(await run_task(self._gateway, request, job.task))
+            result = await run_task(self._gateway, request, job.task)
+            pads = isinstance(job.task, Embed) and job.task.outputs != ("dense",)
+            found = await asyncio.to_thread(to_tensors, result) if pads else to_tensors(result)
             tensors = [each for each in found if each.name in job.outputs]
-        return InferResponse(model=job.model, id=job.id, outputs=tensors)
+        return await _build_response(job, tensors)
 
 
 class AnswerPieces:
@@ -150,8 +187,32 @@ class AnswerPieces:
         return answer_tensors(self._generation, [self._rest], [self._reason], self.usage)
 
 
-def _join_name(model: str, adapter: str) -> str:
-    return f"{model}:{adapter}" if adapter else model
+def _check_classes(signature: Signature, requested: Sequence[RequestedOutput]) -> None:
+    datatypes = {each.name: each.datatype for each in signature.outputs}
+    for each in requested:
+        if each.classes:
+            check_type(each.name, datatypes[each.name])
+
+
+def _check_size(card: ModelCard, task: BatchTask) -> None:
+    """Refuse before inference what would certainly be too large. Raises TooManyInputs."""
+    if isinstance(task, Embed) and not {"multi", "tokens"}.isdisjoint(task.outputs):
+        matrices.check_inputs(card, [each for each in task.inputs if not isinstance(each, Image)], "inputs")
+
+
+async def _build_response(job: Job, tensors: list[Tensor], *, final: bool = True) -> InferResponse:
+    """Return a response with these outputs, in the form that the request asks for."""
+    classes = {each.name: each.classes for each in job.requested if each.classes}
+    outputs = [await _classify(job.signature, each, classes.get(each.name, 0)) for each in tensors]
+    return InferResponse(model=job.model, id=job.id, outputs=outputs, final=final)
+
+
+async def _classify(signature: Signature, tensor: Tensor, count: int) -> Tensor:
+    if not count:
+        return tensor
+    labels = signature.labels if tensor.name == SCORES else ()
+    call = partial(classify, tensor, count, labels, batched=signature.max_batch_size > 0)
+    return await asyncio.to_thread(call) if tensor.array.size > _INLINE_ELEMENTS else call()
 
 
 def _read_parameters(request: Request, call: InferRequest) -> ParameterReader:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _STATES = {"loaded": "READY", "sleeping": "READY", "loading": "LOADING", "downloading": "LOADING"}
 EXTENSIONS = (
     "binary_tensor_data",
+    "classification",
     "generate",
     "model_configuration",
     "model_repository",

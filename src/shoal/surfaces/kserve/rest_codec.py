@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from shoal.surfaces.kserve.tensors import (
     Tensor,
     check_tensor_parameters,
     collect_inputs,
+    read_requested_output,
 )
 
 JSON_LENGTH = b"inference-header-content-length"
@@ -71,7 +73,8 @@ class InferDecoder:
         payload = await self._decode.decode_async(body if end == len(body) else body[:end])
         parameters = dict(payload.parameters)
         binary = parameters.pop(_BINARY_ALL, False) is True
-        form = OutputForm(binary, {each.name: _read_binary_flag(each, binary) for each in payload.outputs})
+        outputs = [read_requested_output(each.name, each.parameters, (_BINARY,)) for each in payload.outputs]
+        form = OutputForm(binary, {each.name: each.parameters.get(_BINARY, binary) is True for each in payload.outputs})
         blobs = _Blobs(body, end)
         inputs = collect_inputs([_read_input(each, blobs) for each in payload.inputs])
         blobs.finish()
@@ -81,7 +84,7 @@ class InferDecoder:
             id=payload.id,
             parameters=parameters,
             inputs=inputs,
-            outputs=[each.name for each in payload.outputs],
+            outputs=outputs,
         )
         return call, form
 
@@ -124,11 +127,6 @@ class _Blobs:
             )
 
 
-def _read_binary_flag(output: wire.RequestedOutput, default: bool) -> bool:
-    check_tensor_parameters(output.name, output.parameters, (_BINARY,))
-    return output.parameters.get(_BINARY, default) is True
-
-
 def _read_input(tensor: wire.InputTensor, blobs: _Blobs) -> InputTensor:
     check_tensor_parameters(tensor.name, tensor.parameters, (_BINARY_SIZE,))
     size = tensor.parameters.get(_BINARY_SIZE)
@@ -144,8 +142,8 @@ def _read_input(tensor: wire.InputTensor, blobs: _Blobs) -> InputTensor:
     return InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), contents)
 
 
-def encode_response(response: InferResponse, form: OutputForm) -> tuple[Headers, list[bytes]]:
-    """Return the headers and the pieces of a response's body."""
+async def encode_response(response: InferResponse, form: OutputForm) -> tuple[Headers, list[bytes]]:
+    """Return the headers and the pieces of a response's body. The event loop runs between slices of large tensors."""
     pieces = [b'{"model_name":%b,"model_version":"%b"' % (_ENCODE.encode(response.model), VERSION.encode())]
     if response.id:
         pieces.append(b',"id":%b' % _ENCODE.encode(response.id))
@@ -162,12 +160,22 @@ def encode_response(response: InferResponse, form: OutputForm) -> tuple[Headers,
             blobs.append(codec.to_raw(tensor.datatype, tensor.array))
             pieces.append(head + b'"parameters":{"%b":%d}}' % (_BINARY_SIZE.encode(), len(blobs[-1])))
         else:
-            pieces += [head, b'"data":[', *_encode_elements(tensor), b"]}"]
+            pieces += [head, b'"data":[', *await _collect(_encode_elements(tensor)), b"]}"]
     pieces.append(b"]}")
     if not blobs:
         return [JSON], pieces
     json_length = b"%d" % sum(map(len, pieces))
     return [_OCTETS, (JSON_LENGTH, json_length)], [*pieces, *blobs]
+
+
+async def _collect(slices: Iterator[bytes]) -> list[bytes]:
+    """Return the slices; the event loop runs after each large one."""
+    pieces: list[bytes] = []
+    for each in slices:
+        pieces.append(each)
+        if len(each) > _SLICE:
+            await asyncio.sleep(0)
+    return pieces
 
 
 def _encode_elements(tensor: Tensor) -> Iterator[bytes]:
@@ -212,13 +220,24 @@ def _read_value(spec: TensorSpec, value: Any) -> InputTensor:
     return InputTensor(spec.name, spec.datatype, shape, values)
 
 
+async def encode_generated(response: InferResponse) -> list[bytes]:
+    """Return the pieces of the only response of the generate extension. The event loop runs between slices."""
+    return await _collect(_generate_fields(response.model, response.id, response.outputs))
+
+
 def to_generate_fields(model: str, id: str, tensors: Sequence[Tensor]) -> bytes:
     """Return a response of the generate extension: a value for a tensor with one element, else a list."""
-    head = b'{"model_name":%b,"model_version":"%b"' % (_ENCODE.encode(model), VERSION.encode())
+    return b"".join(_generate_fields(model, id, tensors))
+
+
+def _generate_fields(model: str, id: str, tensors: Sequence[Tensor]) -> Iterator[bytes]:
+    yield b'{"model_name":%b,"model_version":"%b"' % (_ENCODE.encode(model), VERSION.encode())
     if id:
-        head += b',"id":%b' % _ENCODE.encode(id)
+        yield b',"id":%b' % _ENCODE.encode(id)
     for tensor in tensors:
-        data = b"".join(_encode_elements(tensor))
-        form = b',"%b":%b' if tensor.array.size == 1 else b',"%b":[%b]'
-        head += form % (tensor.name.encode(), data)
-    return head + b"}"
+        is_list = tensor.array.size != 1
+        yield b',"%b":%b' % (tensor.name.encode(), b"[" if is_list else b"")
+        yield from _encode_elements(tensor)
+        if is_list:
+            yield b"]"
+    yield b"}"

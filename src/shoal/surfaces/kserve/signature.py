@@ -6,14 +6,15 @@ embedders (`text`, `embeddings`, `token_count`) and of Triton's vLLM backend for
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from shoal.core.protocols import ModelFacts
-from shoal.errors import Unsupported
+from shoal.kserve import SPARSE_VALUES
 from shoal.surfaces.kserve import wire
+from shoal.types import VectorKind
 
 PLATFORM = "shoal"
 VERSION = "1"
@@ -22,6 +23,9 @@ VERSION = "1"
 TEXT, IDS, MASK, IMAGE = "text", "input_ids", "attention_mask", "image"
 QUERY, DOCUMENT = "query", "document"
 EMBEDDINGS, TOKEN_COUNT, SCORES = "embeddings", "token_count", "scores"
+SPARSE_INDICES, SPARSE_LENGTHS = "sparse_indices", "sparse_lengths"
+MULTI_VECTORS, MULTI_LENGTHS = "multi_vectors", "multi_lengths"
+TOKEN_EMBEDDINGS, TOKEN_LENGTHS = "token_embeddings", "token_lengths"
 PROMPT, STREAM, SAMPLING, EXCLUDE = "text_input", "stream", "sampling_parameters", "exclude_input_in_output"
 WANTS_REASON, WANTS_PROMPT_TOKENS, WANTS_TOKENS = (
     "return_finish_reason",
@@ -41,13 +45,30 @@ class TensorSpec(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """The tensors of a model. `max_batch_size` 0: they have no batch axis. `labels`: those of its scores."""
+    """The tensors of a model. `max_batch_size` 0: they have no batch axis. `labels`: those of its scores. `vectors`:
+    the kinds of an embedder, its default first. `defaults`: names of the outputs of a request that lists none."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    defaults: tuple[str, ...]
     max_batch_size: int = 0
     decoupled: bool = False
     labels: tuple[str, ...] = ()
+    vectors: tuple[VectorKind, ...] = ()
+
+
+_ROWS = (-1, -1)
+VECTOR_OUTPUTS: Mapping[VectorKind, tuple[TensorSpec, ...]] = {
+    "dense": (TensorSpec(EMBEDDINGS, "FP32", (-1,)),),
+    "sparse": (
+        TensorSpec(SPARSE_INDICES, "INT32", (-1,)),
+        TensorSpec(SPARSE_VALUES, "FP32", (-1,)),
+        TensorSpec(SPARSE_LENGTHS, "INT32", (1,)),
+    ),
+    "multi": (TensorSpec(MULTI_VECTORS, "FP32", _ROWS), TensorSpec(MULTI_LENGTHS, "INT32", (1,))),
+    "tokens": (TensorSpec(TOKEN_EMBEDDINGS, "FP32", _ROWS), TensorSpec(TOKEN_LENGTHS, "INT32", (1,))),
+}
+"""The outputs of each kind of vectors. Those of different lengths are padded, and their lengths are an output."""
 
 
 _GENERATOR = Signature(
@@ -63,41 +84,47 @@ _GENERATOR = Signature(
         TensorSpec(PROMPT_TOKENS, "UINT32", (1,)),
         TensorSpec(TOKENS, "UINT32", (-1,)),
     ),
+    defaults=(ANSWER,),
     decoupled=True,
 )
 
 
-def describe_model(name: str, facts: ModelFacts, max_inputs: int, sent: Collection[str] = ()) -> Signature:
+def describe_model(facts: ModelFacts, max_inputs: int, sent: Collection[str] = ()) -> Signature:
     """Return the tensors of a model. Of several tasks, the first of generate, embed, rerank and classify counts; but a
-    model that generates and embeds does what the tensors `sent` are for.
-
-    Raises Unsupported for an embedder without dense vectors.
-    """
+    model that generates and embeds does what the tensors `sent` are for."""
     embeds = "embed" in facts.tasks and sent and PROMPT not in sent
     if "generate" in facts.tasks and not embeds:
         return _GENERATOR
     if "embed" in facts.tasks:
-        return _describe_embedder(name, facts, max_inputs)
+        return _describe_embedder(facts, max_inputs)
     if "rerank" in facts.tasks:
-        pair = (TensorSpec(QUERY, "BYTES", (1,)), TensorSpec(DOCUMENT, "BYTES", (1,)))
-        return Signature(pair, (TensorSpec(SCORES, "FP32", (1,)),), max_inputs, labels=facts.labels)
-    inputs = _text_and_image(facts)
-    return Signature(inputs, (TensorSpec(SCORES, "FP32", (len(facts.labels) or -1,)),), max_inputs, labels=facts.labels)
+        inputs = tuple(TensorSpec(name, "BYTES", (1,)) for name in (QUERY, DOCUMENT))
+        width = 1
+    else:
+        inputs = _text_and_image(facts)
+        width = len(facts.labels) or -1
+    return Signature(inputs, (TensorSpec(SCORES, "FP32", (width,)),), (SCORES,), max_inputs, labels=facts.labels)
 
 
-def _describe_embedder(name: str, facts: ModelFacts, max_inputs: int) -> Signature:
-    if "dense" not in facts.vectors:
-        raise Unsupported(
-            f"the model {name!r} has no dense vectors, which are the only ones of this API; it has "
-            f"{', '.join(facts.vectors)}: use /embed_sparse or /v1/embeddings",
-            param="model",
-        )
+def _describe_embedder(facts: ModelFacts, max_inputs: int) -> Signature:
     inputs = _text_and_image(facts)
     if "text" in facts.modalities:
         ids = (TensorSpec(IDS, "INT64", (-1,), True), TensorSpec(MASK, "INT64", (-1,), True))
         inputs = (*(each._replace(optional=True) for each in inputs), *ids)
-    outputs = (TensorSpec(EMBEDDINGS, "FP32", (facts.dimension or -1,)), TensorSpec(TOKEN_COUNT, "INT32", (1,)))
-    return Signature(inputs, outputs, max_inputs)
+    kinds = sorted(facts.vectors, key=lambda kind: kind != "dense")
+    first, *others = ([_with_width(each, facts) for each in VECTOR_OUTPUTS[kind]] for kind in kinds)
+    main = (*first, TensorSpec(TOKEN_COUNT, "INT32", (1,)))
+    return Signature(
+        inputs,
+        outputs=(*main, *(each for kind in others for each in kind)),
+        defaults=tuple(each.name for each in main),
+        max_batch_size=max_inputs,
+        vectors=tuple(kinds),
+    )
+
+
+def _with_width(output: TensorSpec, facts: ModelFacts) -> TensorSpec:
+    return output._replace(dims=(facts.dimension or -1,)) if output.name == EMBEDDINGS else output
 
 
 def _text_and_image(facts: ModelFacts) -> tuple[TensorSpec, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+
 import msgspec
 import numpy as np
 
@@ -9,10 +11,11 @@ from shoal.errors import EmptyInput, InvalidValue, Unsupported, WrongType
 from shoal.http.fetching.inline import Link, parse_image
 from shoal.http.images import ImageReader
 from shoal.http.json.extras import check_pieces
-from shoal.kserve import codec
+from shoal.kserve import SPARSE_VALUES, codec
 from shoal.surfaces.kserve import signature as names
+from shoal.surfaces.kserve.padding import PAD_INDEX, count_rows, pad_rows
 from shoal.surfaces.kserve.signature import Signature
-from shoal.surfaces.kserve.tensors import InferRequest, Inputs, ParameterReader, Tensor, select_outputs
+from shoal.surfaces.kserve.tensors import InferRequest, Inputs, ParameterReader, Tensor
 from shoal.surfaces.shared.sampling import to_guide, to_sampling
 from shoal.surfaces.shared.truncation import parse_truncation
 from shoal.surfaces.shared.wire_sampling import SamplingFields, StructuredOutputs
@@ -26,8 +29,10 @@ from shoal.types import (
     Rerank,
     Result,
     Sampling,
+    Scored,
     TextItem,
     Usage,
+    VectorKind,
 )
 
 EMBED_PARAMETERS = ("priority", "timeout", "truncate", "normalize", "dimensions", "prompt_name", "input_type")
@@ -52,13 +57,19 @@ _ENCODE = msgspec.json.Encoder()
 
 
 def build_batch_task(
-    model: str, signature: Signature, call: InferRequest, parameters: ParameterReader, images: ImageReader
+    model: str,
+    signature: Signature,
+    call: InferRequest,
+    parameters: ParameterReader,
+    *,
+    outputs: Collection[str],
+    images: ImageReader,
 ) -> BatchTask:
-    """Return the task of a request to a model that embeds or scores. Raises RequestErrors that name the tensor or the
-    parameter."""
+    """Return the task of a request for these outputs to a model that embeds or scores. Raises RequestErrors that name
+    the tensor or the parameter."""
     inputs = Inputs(signature, call.inputs)
     truncate, direction = parse_truncation(_check_truncate(parameters.read_either("truncate")))
-    if signature.outputs[0].name == names.EMBEDDINGS:
+    if signature.vectors:
         normalize = parameters.read_flag("normalize")
         task = Embed(
             model=model,
@@ -69,7 +80,9 @@ def build_batch_task(
             truncation_direction=direction,
             normalize=normalize is not False,
             dimensions=parameters.read_integer("dimensions", 1, _MAX_DIMENSIONS),
+            outputs=_select_vectors(signature, outputs),
         )
+        _check_dense_options(task)
         parameters.finish(EMBED_PARAMETERS)
         return task
     raw_scores = bool(parameters.read_flag("raw_scores"))
@@ -93,12 +106,45 @@ def build_batch_task(
     )
 
 
+def _select_vectors(signature: Signature, outputs: Collection[str]) -> tuple[VectorKind, ...]:
+    """Return the kinds of vectors that the outputs are of; the default kind if they are of none."""
+    found = [kind for kind in signature.vectors if any(each.name in outputs for each in names.VECTOR_OUTPUTS[kind])]
+    return tuple(found) or signature.vectors[:1]
+
+
+def _check_dense_options(task: Embed) -> None:
+    """Raise Unsupported for options of dense vectors in a request for others, which come as the model makes them."""
+    for name, is_sent in (("dimensions", task.dimensions is not None), ("normalize", not task.normalize)):
+        if is_sent and "dense" not in task.outputs:
+            raise Unsupported(
+                f"the parameter {name!r} is of {names.EMBEDDINGS!r}: request that output, or leave it out", param=name
+            )
+
+
 def to_tensors(result: Result) -> list[Tensor]:
-    """Return all outputs of a model that embeds or scores."""
-    if isinstance(result, Embedded):
-        count = np.array(result.tokens, np.int32).reshape(-1, 1)
-        return [Tensor(names.EMBEDDINGS, "FP32", result.vectors), Tensor(names.TOKEN_COUNT, "INT32", count)]
-    return [Tensor(names.SCORES, "FP32", np.asarray(result.scores, np.float32))]
+    """Return all outputs of a result of a model that embeds or scores. Raises TooManyInputs if they are too large."""
+    return [*_to_vector_tensors(result)] if isinstance(result, Embedded) else [_to_scores(result)]
+
+
+def _to_scores(result: Scored) -> Tensor:
+    return Tensor(names.SCORES, "FP32", np.asarray(result.scores, np.float32))
+
+
+def _to_vector_tensors(result: Embedded) -> Iterator[Tensor]:
+    if result.vectors.shape[1]:
+        yield Tensor(names.EMBEDDINGS, "FP32", result.vectors)
+    yield Tensor(names.TOKEN_COUNT, "INT32", np.array(result.tokens, np.int32).reshape(-1, 1))
+    if result.sparse:
+        indices = [each.indices for each in result.sparse]
+        yield Tensor(names.SPARSE_INDICES, "INT32", pad_rows(indices, PAD_INDEX))
+        yield Tensor(SPARSE_VALUES, "FP32", pad_rows([each.values for each in result.sparse]))
+        yield Tensor(names.SPARSE_LENGTHS, "INT32", count_rows(indices))
+    if result.multi_vectors:
+        yield Tensor(names.MULTI_VECTORS, "FP32", pad_rows(result.multi_vectors))
+        yield Tensor(names.MULTI_LENGTHS, "INT32", count_rows(result.multi_vectors))
+    if result.token_vectors:
+        yield Tensor(names.TOKEN_EMBEDDINGS, "FP32", pad_rows(result.token_vectors))
+        yield Tensor(names.TOKEN_LENGTHS, "INT32", count_rows(result.token_vectors))
 
 
 def _read_items(signature: Signature, inputs: Inputs, images: ImageReader) -> list[TextItem | Image]:
@@ -167,9 +213,16 @@ class Generation(msgspec.Struct, kw_only=True):
 
 
 def build_generation(
-    model: str, adapter: str, signature: Signature, call: InferRequest, parameters: ParameterReader, *, stream: bool
+    model: str,
+    adapter: str,
+    signature: Signature,
+    call: InferRequest,
+    parameters: ParameterReader,
+    *,
+    outputs: Collection[str],
+    stream: bool,
 ) -> Generation:
-    """Return the task of a request to a language model, read as Triton's vLLM backend does.
+    """Return the task of a request for these outputs to a language model, read as Triton's vLLM backend does.
 
     `stream`: the default if the request does not say. Sampling fields come in the JSON of `sampling_parameters`, else
     as parameters of the request. Raises RequestErrors that name the tensor or the field.
@@ -195,7 +248,7 @@ def build_generation(
     return Generation(
         task=task,
         prefix="" if exclude or wants_stream else prompt,
-        outputs=_select_generated(signature, inputs, call),
+        outputs=_select_generated(outputs, inputs),
     )
 
 
@@ -229,15 +282,14 @@ def _to_sampling(fields: VllmSampling) -> Sampling:
     return to_sampling(fields, max_tokens=fields.max_tokens, logprobs=None, guide=to_guide(fields))
 
 
-def _select_generated(signature: Signature, inputs: Inputs, call: InferRequest) -> set[str]:
-    """Return the outputs: the text, and those that an input or the list of outputs requests."""
+def _select_generated(listed: Collection[str], inputs: Inputs) -> set[str]:
+    """Return the outputs: those listed, and those that an input requests."""
     flags = {
         names.REASON: names.WANTS_REASON,
         names.PROMPT_TOKENS: names.WANTS_PROMPT_TOKENS,
         names.TOKENS: names.WANTS_TOKENS,
     }
-    listed = select_outputs(signature, call.outputs) if call.outputs else set()
-    return {*(listed or {names.ANSWER}), *(output for output, flag in flags.items() if inputs.read_flag(flag))}
+    return {*listed, *(output for output, flag in flags.items() if inputs.read_flag(flag))}
 
 
 def answer_tensors(generation: Generation, texts: list[str], reasons: list[str], usage: Usage | None) -> list[Tensor]:

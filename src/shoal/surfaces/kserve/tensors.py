@@ -16,6 +16,9 @@ from shoal.types import Array
 
 Parameters = Mapping[str, bool | int | float | str]
 
+CLASSIFICATION = "classification"
+"""Parameter of a requested output: return its largest elements as texts."""
+
 _INTEGERS = ("INT64", "INT32", "INT16", "INT8", "UINT64", "UINT32", "UINT16", "UINT8")
 
 
@@ -90,15 +93,22 @@ def _flatten(data: list[Any], shape: tuple[int, ...]) -> list[Any]:
     return data
 
 
+class RequestedOutput(NamedTuple):
+    """An output that a request names. `classes`: how many of its largest elements to return as texts; 0: the tensor."""
+
+    name: str
+    classes: int = 0
+
+
 class InferRequest(msgspec.Struct, kw_only=True):
-    """A request for one inference. `outputs`: the names of the requested ones; empty: all."""
+    """A request for one inference. `outputs`: the requested ones; empty: the model's defaults."""
 
     model: str
     version: str = ""
     id: str = ""
     parameters: Parameters = {}
     inputs: Mapping[str, InputTensor] = {}
-    outputs: Sequence[str] = ()
+    outputs: Sequence[RequestedOutput] = ()
 
 
 def collect_inputs(tensors: Sequence[InputTensor]) -> dict[str, InputTensor]:
@@ -116,6 +126,21 @@ def check_tensor_parameters(name: str, parameters: Iterable[str], known: Collect
             raise Unsupported(
                 f"the parameter {each[:200]!r} of {name[:200]!r} is not supported; leave it out", param=name
             )
+
+
+def read_requested_output(name: str, parameters: Parameters, known: Collection[str] = ()) -> RequestedOutput:
+    """Return a requested output with its parameters; the caller reads those in `known`.
+
+    Raises Unsupported for others, and InvalidValue for a wrong number of classes.
+    """
+    check_tensor_parameters(name, parameters, (*known, CLASSIFICATION))
+    classes = parameters.get(CLASSIFICATION, 0)
+    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 0:
+        raise InvalidValue(
+            f"the parameter {CLASSIFICATION!r} of {name[:200]!r} must be an integer from 0: how many classes to return",
+            param=name,
+        )
+    return RequestedOutput(name, classes)
 
 
 class Tensor(NamedTuple):
@@ -210,13 +235,13 @@ class Inputs:
             )
 
 
-def select_outputs(signature: Signature, names: Sequence[str]) -> set[str]:
+def select_outputs(signature: Signature, requested: Sequence[RequestedOutput]) -> set[str]:
     """Return the names of the outputs to send. Raises InvalidValue for one that the model does not have."""
     known = [each.name for each in signature.outputs]
-    for name in names:
+    for name, _ in requested:
         if name not in known:
             raise InvalidValue(f"the model has no output {name[:200]!r}; it has {', '.join(known)}", param="outputs")
-    return set(names or known)
+    return {each.name for each in requested} or set(signature.defaults)
 
 
 class ParameterReader:

@@ -39,7 +39,11 @@ class InputTensor(msgspec.Struct, kw_only=True):
 class RequestedOutput(msgspec.Struct, kw_only=True):
     name: str
     parameters: Annotated[
-        dict[str, bool | int | float | str], Meta(description="`binary_data`: return it in the binary part.")
+        dict[str, bool | int | float | str],
+        Meta(
+            description="`binary_data`: return it in the binary part. `classification`: return so many of its largest "
+            "elements, as texts `value:index:label`."
+        ),
     ] = {}
 
 
@@ -49,7 +53,7 @@ class InferBody(msgspec.Struct, kw_only=True):
     id: str = ""
     parameters: Parameters = {}
     inputs: Annotated[list[InputTensor], Meta(max_length=MAX_TENSORS)]
-    outputs: Annotated[list[RequestedOutput], Meta(max_length=MAX_TENSORS, description="Default: all outputs.")] = []
+    outputs: Annotated[list[RequestedOutput], Meta(max_length=MAX_TENSORS, description="Default: the main ones.")] = []
 
 
 class OutputTensor(msgspec.Struct, kw_only=True, omit_defaults=True):

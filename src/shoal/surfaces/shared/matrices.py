@@ -41,19 +41,19 @@ def check_inputs(card: ModelCard, inputs: Sequence[TextItem], field: str) -> Non
         max(1, min(longest, len(each) // _CHARACTERS_PER_TOKEN if isinstance(each, str) else len(each)))
         for each in inputs
     )
-    _check_size(tokens * facts.dimension, field)
+    check_numbers(tokens * facts.dimension, field)
 
 
 def check_matrices(each: Sequence[Array], field: str) -> None:
     """Raise TooManyInputs if the matrices hold more than `MAX_NUMBERS` numbers."""
-    _check_size(sum(one.size for one in each), field)
+    check_numbers(sum(one.size for one in each), field)
 
 
-def _check_size(numbers: int, field: str) -> None:
+def check_numbers(numbers: int, field: str) -> None:
+    """Raise TooManyInputs for a response of more than `MAX_NUMBERS` numbers."""
     if numbers > MAX_NUMBERS:
         raise TooManyInputs(
-            f"'{field}' has one vector per token, and the response would exceed {MAX_NUMBERS} numbers: split the "
-            "request.",
+            f"'{field}' is too large: the response would exceed {MAX_NUMBERS} numbers; split the request.",
             param=field,
         )
 
