@@ -162,7 +162,7 @@ class Client:
         self.between.set()
         self.clock, self.wire = Clock(), Wire()
         state = State()
-        config = uvicorn.Config(self, timeout_keep_alive=75, access_log=False)
+        config = uvicorn.Config(self, timeout_keep_alive=75, access_log=False, ws="none")
         self.connection = Connection(config, state, {}, self.clock, render_error=render_error)  # type: ignore[arg-type]
         self.tasks = state.tasks
         self.connection.connection_made(self.wire)  # type: ignore[arg-type]
