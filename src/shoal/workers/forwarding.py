@@ -27,15 +27,10 @@ class Forwarder:
 
     async def __call__(self, request: Request, receive: Receive, send: Send) -> int:
         """Raises what the link raises, and InternalError if the other end has failed."""
-        number, status = 0, 500
+        number, status = self._gateway.new_number(), 500
+        headers = list(request.headers.items())
+        handed = messages.Request(number, request.method, request.path, request.query, headers, (request.peer, 0))
         body = request.body if request.body_read else None
-
-        def make(chosen: int) -> messages.Request:
-            nonlocal number
-            number = chosen
-            return messages.Request(
-                number, request.method, request.path, request.query, list(request.headers.items()), (request.peer, 0)
-            )
 
         async def read() -> None:
             nonlocal body
@@ -50,7 +45,7 @@ class Forwarder:
             self._gateway.notify(event)
 
         reading: asyncio.Task[None] | None = None
-        opened = self._gateway.open_request(make, math.inf)  # the model process has its own deadline
+        opened = self._gateway.open_request(handed, math.inf)  # the model process has its own deadline
         try:
             async for message in opened:
                 match message:

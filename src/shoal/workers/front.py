@@ -7,8 +7,8 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from copy import copy
 from typing import Any, NoReturn, Protocol, cast
 
@@ -146,12 +146,17 @@ class ModelProcess:
         if self._link is not None:
             self._link.send(message)
 
-    async def call(self, make: Callable[[int], Any], deadline: float) -> Any:
-        """Send the message that `make` returns for a number, and return the result of its answer, or raise its error.
-        Cancelling it cancels the work."""
-        link, number = self._get_link(), next(self._numbers)
+    def new_number(self) -> int:
+        """Return the `id` of a new message that has an answer."""
+        return next(self._numbers)
+
+    async def call(self, message: Any, deadline: float) -> Any:
+        """Send a message with a new number, and return the result of its answer, or raise its error. Cancelling it
+        cancels the work."""
+        link, number = self._get_link(), message.id
         future = asyncio.get_running_loop().create_future()
-        _send(link, make, number)
+        with _unicode_errors():
+            link.send(message)
         self._futures[number] = future, deadline
         try:
             return await future
@@ -160,18 +165,19 @@ class ModelProcess:
                 self.notify(messages.Cancel(number))
             self._leave_if_idle()
 
-    async def open(self, make: Callable[[int], Any], deadline: float) -> AsyncGenerator[Any]:
+    async def open(self, message: Any, deadline: float) -> AsyncGenerator[Any]:
         """Send a message, as `call` does, and yield all that comes back: a Failure or a Done is the last one. Closing
         the iterator before cancels the work."""
-        link, number = self._get_link(), next(self._numbers)
+        link, number = self._get_link(), message.id
         inbox = self._inboxes[number] = Inbox(deadline)
         ended = False
         try:
-            _send(link, make, number)
+            with _unicode_errors():
+                link.send(message)
             while not ended:
-                message = await inbox.get()
-                ended = isinstance(message, messages.Done | messages.Failure)
-                yield message
+                answer = await inbox.get()
+                ended = isinstance(answer, messages.Done | messages.Failure)
+                yield answer
         finally:
             del self._inboxes[number]
             if not ended:
@@ -180,14 +186,10 @@ class ModelProcess:
 
     async def stream(self, task: Generate, ctx: Context, deadline: float) -> AsyncGenerator[Chunk]:
         """Generate, pulled by the reader. Closing the iterator cancels the work."""
-        number, unread = 0, 0
-
-        def make(chosen: int) -> messages.Stream:
-            nonlocal number
-            number = chosen
-            return messages.Stream.of(number, task, ctx)
-
-        async with aclosing(self.open(make, deadline)) as opened:
+        number, unread = self.new_number(), 0
+        with _unicode_errors():
+            request = messages.Stream.of(number, task, ctx)
+        async with aclosing(self.open(request, deadline)) as opened:
             async for message in opened:
                 if isinstance(message, messages.Failure):
                     raise message.error.to_error()
@@ -243,9 +245,11 @@ class ModelProcess:
                 self._fail(late, error, cancel=True)
 
 
-def _send(link: Link, make: Callable[[int], Any], number: int) -> None:
+@contextmanager
+def _unicode_errors() -> Iterator[None]:
+    """Raise InvalidValue for a text that cannot be encoded."""
     try:
-        link.send(make(number))
+        yield
     except UnicodeEncodeError as error:
         raise InvalidValue(f"a text is not Unicode: {error.reason}", param="input") from None
 
@@ -351,7 +355,7 @@ class RemoteGateway(Gateway):
     async def run(self, task: BatchTask, ctx: Context, model: Model | None = None) -> Any:
         if (opened := self._find_opened(task.model)) is not None:
             return await super().run(task, ctx, opened)
-        return await self._process.call(lambda number: messages.Run(number, task, ctx), ctx.deadline)
+        return await self._process.call(messages.Run(self._process.new_number(), task, ctx), ctx.deadline)
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         is_open = self._find_opened(task.model) is not None
@@ -363,11 +367,12 @@ class RemoteGateway(Gateway):
         return model if model is not None and _runs_here(model) else None
 
     async def wake(self, name: str, ctx: Context) -> None:
-        await self._process.call(lambda number: messages.Wake(number, name, ctx), ctx.deadline)
+        await self._process.call(messages.Wake(self._process.new_number(), name, ctx), ctx.deadline)
 
     async def wait_for_first_answer(self, deadline: float) -> bool:
+        message = messages.AwaitServers(self._process.new_number(), deadline)
         try:
-            return bool(await self._process.call(lambda number: messages.AwaitServers(number, deadline), deadline))
+            return bool(await self._process.call(message, deadline))
         except ShoalError:  # the process has not started, or is gone
             return False
 
@@ -388,9 +393,13 @@ class RemoteGateway(Gateway):
     async def statistics(self, name: str = "") -> NoReturn:
         raise HandOver
 
-    def open_request(self, make: Callable[[int], messages.Request], deadline: float) -> AsyncGenerator[Any]:
+    def new_number(self) -> int:
+        """Return the `id` of a new request to hand over."""
+        return self._process.new_number()
+
+    def open_request(self, request: messages.Request, deadline: float) -> AsyncGenerator[Any]:
         """Hand a request over; see ModelProcess.open."""
-        return self._process.open(make, deadline)
+        return self._process.open(request, deadline)
 
     def notify(self, message: Any) -> None:
         self._process.notify(message)

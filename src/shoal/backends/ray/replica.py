@@ -56,9 +56,9 @@ class Replica:
     async def run(self, task: BatchTask, ctx: Context, demand: Demand, pick: int) -> Result:
         """Run a task. Raises Crashed if the replica is lost before its answer."""
         self._enter(demand, pick)
-        far = _to_far(ctx)
+        message = messages.Run(self._process.new_number(), task, _to_far(ctx))
         try:
-            return cast(Result, await self._process.call(lambda number: messages.Run(number, task, far), ctx.deadline))
+            return cast(Result, await self._process.call(message, ctx.deadline))
         finally:
             self._leave(demand)
 
