@@ -22,7 +22,7 @@ from shoal.server.garbage_collection import keep_frozen
 from shoal.server.memory_allocation import keep_freed_memory
 from shoal.surfaces import Application
 from shoal.workers.forwarding import Forwarder
-from shoal.workers.front import RemoteGateway, Reporter
+from shoal.workers.front import ModelProcess, RemoteGateway, Reporter
 
 
 @dataclass(slots=True)
@@ -37,9 +37,10 @@ async def open_front(loaded: LoadedConfig, path: str, fronts: int) -> AsyncItera
     keep_freed_memory()
     settings = loaded.settings
     async with AsyncExitStack() as stack:
-        reporter = Reporter()
+        process = ModelProcess(path)
+        reporter = Reporter(process.notify)
         gateway = RemoteGateway(
-            path,
+            process,
             reporter,
             first_token_timeout_s=settings.first_token_timeout_s,
             token_timeout_s=settings.token_timeout_s,

@@ -49,15 +49,14 @@ class Inbox(asyncio.Queue[Any]):
 
 
 class ModelProcess:
-    """The link to a model process at a Unix socket's path, or at a host and port. `mirror` gets each Models message,
-    and None when the link is lost; calls that are under way then raise Crashed, and new ones ModelNotReady.
+    """The link to a model process at a Unix socket's path, or at a host and port. When it is lost,
+    calls that are under way raise Crashed, and new ones ModelNotReady.
     `is_leaving`: it takes no new calls. `token`: see messages.Hello; `name`: what errors call it. `follows`: close the
     link once the process is leaving and all calls are answered."""
 
     def __init__(
         self,
         place: str | tuple[str, int],
-        mirror: Callable[[messages.Models | None], None],
         *,
         token: bytes = b"",
         name: str = MODEL_PROCESS,
@@ -68,7 +67,7 @@ class ModelProcess:
         self._place = place
         self._token = token
         self._name = name
-        self._mirror = mirror
+        self._mirror: Callable[[messages.Models | None], None] = lambda state: None
         self._decoder = messages.decoder_to_front()
         self._link: Link | None = None
         self._lost = asyncio.Event()
@@ -76,6 +75,10 @@ class ModelProcess:
         self._numbers = itertools.count(1)
         self._futures: dict[int, tuple[asyncio.Future[Any], float]] = {}
         self._inboxes: dict[int, Inbox] = {}
+
+    def when_changed(self, mirror: Callable[[messages.Models | None], None]) -> None:
+        """Register `mirror` for each Models message, and for None when the link is lost."""
+        self._mirror = mirror
 
     async def run(self) -> None:
         """Connect, and connect again; never returns."""
@@ -273,29 +276,25 @@ class _RemoteLifecycle:
 
 
 class Reporter(Observer):
-    """Reports what happens in a front to the observer of the model process."""
+    """Reports what happens in a front to the observer of the model process, to which `send` sends."""
 
-    def __init__(self) -> None:
-        self.send: Callable[[messages.Report], None] = _drop
+    def __init__(self, send: Callable[[messages.Report], None]) -> None:
+        self._send = send
 
     def refused(self, reason: str) -> None:
-        self.send(messages.Refused(reason))
+        self._send(messages.Refused(reason))
 
     def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
-        self.send(messages.Accepted(model, task, items, traffic))
+        self._send(messages.Accepted(model, task, items, traffic))
 
     def batched(self, report: BatchReport) -> None:
-        self.send(messages.Batched(report))
+        self._send(messages.Batched(report))
 
     def generated(self, report: GenerationReport) -> None:
-        self.send(messages.Generated(report))
+        self._send(messages.Generated(report))
 
     def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
-        self.send(messages.Finished.of(model, task, outcome, seconds, result))
-
-
-def _drop(report: messages.Report) -> None:
-    """There is no link."""
+        self._send(messages.Finished.of(model, task, outcome, seconds, result))
 
 
 class RemoteModels(Protocol):
@@ -309,14 +308,14 @@ class RemoteModels(Protocol):
 
 class RemoteGateway(Gateway):
     """A gateway whose models are in the model process, or on other servers. `registry` is a copy of the model
-    process's, which listens at `path`.
+    process's.
 
     Raises HandOver for what only the model process can answer, and Crashed if it ends before it has answered.
     """
 
     def __init__(
         self,
-        path: str,
+        process: ModelProcess,
         reporter: Reporter,
         *,
         first_token_timeout_s: float = 60.0,
@@ -331,11 +330,11 @@ class RemoteGateway(Gateway):
             token_timeout_s=token_timeout_s,
             threads=threads,
         )
-        self._process = ModelProcess(path, self._receive_state)
+        self._process = process
         self._state: messages.Models | None = None
         self._connected = asyncio.Event()
         self._remote_models: RemoteModels | None = None
-        reporter.send = self._process.notify
+        process.when_changed(self._receive_state)
         self.refresh()
 
     async def connect(self, remote_models: RemoteModels) -> None:

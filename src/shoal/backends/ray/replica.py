@@ -34,11 +34,11 @@ class Replica:
         self._changed = changed
         self._process = ModelProcess(
             (address.host, address.port),
-            self._mirror,
             token=address.token,
             name=f"the replica {address.replica}",
             follows=True,
         )
+        self._process.when_changed(self._mirror)
         self._task = asyncio.create_task(self._run(), name=f"replica {address.replica}")
 
     @property
