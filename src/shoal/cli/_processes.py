@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import pickle
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -19,6 +17,7 @@ import msgspec
 from shoal.cli._errors import exit_code, say
 from shoal.config import LoadedConfig
 from shoal.errors import ShoalError
+from shoal.parent_process import end_with_parent
 from shoal.workers.supervisor import SETUP_FAILED, Program
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 CONNECT_S = 3.0
 """Time that a front waits for the model process before it answers that this one is starting."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -71,7 +68,7 @@ def main(role: str, *descriptors: str) -> None:
     from shoal.server.descriptors import raise_descriptor_limit
 
     setup: Setup = pickle.loads(sys.stdin.buffer.read())
-    _end_with_parent(setup.parent)
+    end_with_parent(setup.parent)
     raise_descriptor_limit()
     sockets = [socket.socket(fileno=int(each)) for each in descriptors]
     for one in sockets:
@@ -81,13 +78,6 @@ def main(role: str, *descriptors: str) -> None:
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         runner.run(_serve_front(setup, sockets) if role == "front" else _serve_models(setup, sockets[0], as_json))
-
-
-def _end_with_parent(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        raise SystemExit("the supervisor has ended")
 
 
 async def _serve_front(setup: Setup, sockets: Sequence[socket.socket]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
+
+from shoal.c_library import find_function
 
 MMAP_THRESHOLD = 1 << 20
 """Blocks from this many bytes on are mapped and unmapped one by one, as the weights of models are."""
@@ -25,8 +26,7 @@ def keep_freed_memory() -> bool:
     """
     if any(name in os.environ for name in _VARIABLES):
         return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):  # another C library
+    mallopt = find_function("mallopt")
+    if mallopt is None:  # another C library
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD)) and bool(mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD))

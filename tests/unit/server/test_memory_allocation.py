@@ -41,5 +41,5 @@ def test_the_environment_prevails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    monkeypatch.setattr(ctypes, "CDLL", lambda name, use_errno: object())
     assert not keep_freed_memory()

@@ -8,10 +8,7 @@ it is killed with its gateway at once, since a load or a step may take minutes.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
-import os
-import signal
 import socket
 import sys
 import threading
@@ -36,14 +33,12 @@ from shoal.backends.genai.messages import (
 from shoal.backends.genai.pipeline import Pipeline, open_pipeline
 from shoal.backends.genai.sampling import configure
 from shoal.errors import ConfigError, EngineFailed, InvalidValue, MissingExtra, ModelFileError, OutOfMemory, ShoalError
+from shoal.parent_process import end_with_parent
 from shoal.types import Guide
 
 READ_BYTES = 2**18
 MAX_RESTARTS = 8
 """Maximum restarts of a request that was evicted from the cache because of other requests."""
-
-PR_SET_PDEATHSIG = 1
-"""prctl(2): sets the signal that this process receives when its parent ends."""
 
 UNKNOWN_CAPACITY = 2**31
 """Tokens assumed for a cache of unknown capacity: practically unlimited."""
@@ -308,15 +303,6 @@ def _open(line: MessageSocket) -> Pipeline:
         refused = LoadRefused(kind="out_of_memory", message=error.message)
     line.send(encode_frame(refused))
     raise GatewayGone
-
-
-def end_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when the gateway's thread that started it ends. Raises SystemExit if it already
-    ended. Works on Linux only; elsewhere this process ends when it sees the closed socket."""
-    if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
-        sys.stderr.write("this process cannot be set to exit with the gateway: prctl failed\n")
-    if os.getppid() != parent:
-        raise SystemExit("the gateway that started this process has exited")
 
 
 def main(sock: socket.socket) -> int:

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from shoal.c_library import find_function
+
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _UNSUPPORTED_ERRNOS = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
@@ -50,7 +52,7 @@ def _by_renames(one: Path, other: Path) -> None:
 @cache
 def _renameat2() -> Any:
     """Return the C library's function, None if it has none."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    call = find_function("renameat2")
     if call is not None:
         call.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
     return call

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from shoal import parent_process
 from shoal.backends.base.child_process import ChildProcess
 from shoal.backends.triton.client import OPTIONS, grpc_target
 from shoal.backends.triton.distribution import Distribution
@@ -32,7 +33,6 @@ _SHM_BYTES = 4 << 20
 _POLL_S = 0.05
 _CALL_TIMEOUT_S = 2.0
 R = TypeVar("R", bound=Message)
-_GUARD = str(Path(__file__).with_name("guard.py"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def spawn(arguments: Sequence[str], environment: Environment | None, log: int) -
 
     `log`: an open file for all its output. Raises SetupError.
     """
-    command = [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), *arguments]
+    command = [sys.executable, "-I", "-S", parent_process.__file__, str(os.getpid()), *arguments]
     try:
         return ChildProcess(command, output=log, env=server_environment(environment))
     except OSError as error:

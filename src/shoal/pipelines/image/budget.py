@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+
+from shoal.c_library import find_function
 
 TOTAL = 256 * 1024 * 1024
 
@@ -83,9 +84,5 @@ def trim() -> None:
 
 @cache
 def _malloc_trim() -> Callable[[int], object]:
-    """Return a no-op if the C library is not glibc or cannot be loaded."""
-    try:
-        found: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError, TypeError):
-        return lambda pad: None
-    return found
+    """Return a no-op if the C library is not glibc."""
+    return find_function("malloc_trim") or (lambda pad: None)

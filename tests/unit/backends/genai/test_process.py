@@ -181,7 +181,7 @@ class TestEnd:
                 timeout=60,
             )
         assert done.returncode == 1
-        assert "the gateway that started this process has exited" in done.stderr
+        assert "the process that started this one has ended" in done.stderr
 
     @linux
     async def test_killing_twice_keeps_how_it_ended(self, caplog: pytest.LogCaptureFixture) -> None:

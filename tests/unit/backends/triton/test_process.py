@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from shoal import parent_process
 from shoal.backends.base.child_process import ChildProcess
-from shoal.backends.triton import guard, process
+from shoal.backends.triton import process
 from shoal.backends.triton.distribution import Distribution
 from shoal.backends.triton.process import Command, Ports, describe_exit, end_process, new_shm_prefix, spawn, wait_ready
 from shoal.errors import SetupError
@@ -114,10 +115,9 @@ def test_how_it_ended(code: int, words: str) -> None:
 
 
 def test_a_program_whose_parent_is_gone_already_does_not_run() -> None:
-    """The guard detects that the parent has already ended."""
-    late = subprocess.run(
-        [sys.executable, guard.__file__, "1", "/bin/echo", "it ran"], capture_output=True, check=False
-    )
+    """It is not started for nobody."""
+    command = [sys.executable, "-I", "-S", parent_process.__file__, "1", "/bin/echo", "it ran"]
+    late = subprocess.run(command, capture_output=True, check=False)
     assert late.returncode == 1
     assert late.stdout == b""
 
