@@ -23,8 +23,9 @@ from shoal.backends.local.shapes import WarmUp, length_buckets, shapes, size_buc
 from shoal.backends.local.slots import Outputs, Slots
 from shoal.core.protocols import EngineFacts, Tensors
 
-WATCH_S = 0.02
-"""Seconds between checks whether a batch in flight has failed. A successful batch reports itself."""
+FIRST_CHECK_S, LONGEST_CHECK_S = 0.02, 1.0
+"""Seconds until the checks whether a batch in flight has failed, doubling. A successful batch reports itself. A check
+takes the interpreter from the engine, so long batches get few: a failure is seen after twice its time."""
 
 
 async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine:
@@ -110,7 +111,7 @@ class _Request:
             self._request.set_tensor(name, self._tensor(array, shared_memory=True))
         self._callbacks = [done]
         self._request.start_async()
-        self._watch = asyncio.get_running_loop().call_later(WATCH_S, self._poll)
+        self._check_later(FIRST_CHECK_S)
 
     def result(self) -> Outputs:
         if self._watch is not None:
@@ -127,7 +128,10 @@ class _Request:
         with contextlib.suppress(IndexError):
             self._callbacks.pop()()
 
-    def _poll(self) -> None:
+    def _check_later(self, pause: float) -> None:
+        self._watch = asyncio.get_running_loop().call_later(pause, self._check, pause)
+
+    def _check(self, pause: float) -> None:
         """Check for a failed batch, for which the engine makes no callback."""
         try:
             self._request.wait_for(0)
@@ -135,4 +139,4 @@ class _Request:
             self._on_finished(None)
             return
         if self._callbacks:
-            self._watch = asyncio.get_running_loop().call_later(WATCH_S, self._poll)
+            self._check_later(min(2 * pause, LONGEST_CHECK_S))
