@@ -20,7 +20,7 @@ from shoal.bench.texts import Texts
 from shoal.bulk.plan import Recipe
 from shoal.bulk.reading import Columns, Rows, describe_inputs
 from shoal.bulk.run import BulkRun, Progress
-from shoal.bulk.tasks import plan_embed
+from shoal.bulk.tasks import BATCH_MS, plan_embed
 from shoal.bulk.writing import open_folder
 from shoal.python.background import check_loaded, max_items
 from shoal.types import Embed
@@ -46,7 +46,7 @@ def run_engine(raw: Raw, tokens: int, seconds: float) -> dict[str, float]:
 
 
 async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    loaded = config.load({"precision": arguments.precision, "reproducible": True}, {}, None)
+    loaded = config.load({"precision": arguments.precision, "reproducible": True, "max_batch_ms": BATCH_MS}, {}, None)
     rounds = []
     texts = Texts(arguments.tokens)
     async with open_models(loaded, (arguments.model,) if arguments.model else ()) as running:

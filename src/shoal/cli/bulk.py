@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from shoal.cli._options import with_settings
-from shoal.config import LoadedConfig
+from shoal.config import LoadedConfig, Source
 from shoal.errors import ConfigError, ShoalError
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ def bulk(
     )
     columns = Columns(tuple(options[name] for name in _TASKS[task] if name in _DEFAULTS), id_column)
     files = describe_inputs(find_files(inputs), columns)
-    # A shard that is computed again after a kill must be the same, to the bit.
-    loaded = replace(loaded, settings=msgspec.structs.replace(loaded.settings, reproducible=True))
+    loaded = _adapt_settings(loaded)
     options |= {"id_column": id_column, "truncate": loaded.settings.truncate}
     job = _Job(task, options, columns, files, form, shard_rows, max_errors, concurrency)
     started = time.monotonic()
@@ -128,6 +127,23 @@ def bulk(
             typer.echo(_how_to_continue(out), err=True)
         raise
     _report(summary, out, time.monotonic() - started)
+
+
+def _adapt_settings(loaded: LoadedConfig) -> LoadedConfig:
+    """Return the settings with those that a run over files needs.
+
+    A shard that is computed again after a kill must be the same, to the bit, whatever a model's table says.
+    """
+    from shoal.bulk.tasks import BATCH_MS
+
+    changes: dict[str, Any] = {"reproducible": True}
+    if loaded.sources["max_batch_ms"].layer == "default":
+        changes["max_batch_ms"] = BATCH_MS
+    return replace(
+        loaded,
+        settings=msgspec.structs.replace(loaded.settings, **changes),
+        sources={**loaded.sources, "reproducible": Source("flag", "shoal bulk")},
+    )
 
 
 class _Job(NamedTuple):
