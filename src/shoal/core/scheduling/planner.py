@@ -107,6 +107,16 @@ class Wait(msgspec.Struct, frozen=True):
     until: float | None
 
 
+class _FreeSlot(msgspec.Struct, frozen=True):
+    """The slot that a batch is for, as `Planner.take` describes it."""
+
+    facts: EngineFacts
+    now: float
+    share: int
+    behind: float
+    replicas: int
+
+
 @dataclass(slots=True)
 class _Class(Generic[E]):
     """A traffic class. `last_served`: when it was last served. `since`: when it last became non-empty."""
@@ -200,19 +210,18 @@ class Planner(Generic[E]):
         starts now waits `behind` seconds on the replica, one of `replicas` that serve the queue. `last_slot`: all
         other slots have long batches, so this one is kept from long bulk items while interactive ones arrive.
         """
-        expired: list[E] = []
         if not self.items:
-            return Wait(None), expired
+            return Wait(None), []
         until = self._arrivals[0].arrived + self.limits.max_wait_time_ms / 1000
         if now < until and self.items < self._max_items(facts) and self.tokens < self.limits.max_batch_tokens:
-            return Wait(until), expired
+            return Wait(until), []
         self._keeps_slot = last_slot
         if self._single_entry is not None:
             if last_slot and self._must_wait(self._single_entry, facts.cost, now):
-                return Wait(now + LOOK_AGAIN_S), expired
+                return Wait(now + LOOK_AGAIN_S), []
             return self._take_lone(self._single_entry, facts, now, behind)
-        draft = self._fill(facts, now, share, behind, replicas, expired)
-        if draft is None:
+        draft, expired = self._fill(_FreeSlot(facts, now, share, behind, replicas))
+        if not draft.entries:
             # Every examined entry has expired or has to wait. If others remain, nothing else would wake the lane.
             return Wait(now + LOOK_AGAIN_S if self.items else None), expired
         full = draft.limited or len(draft.entries) == self._max_items(facts)
@@ -231,18 +240,19 @@ class Planner(Generic[E]):
         flush = "full" if full else "age" if self.limits.max_wait_time_ms else "idle"
         return Batch([entry], flush), []
 
-    def _fill(
-        self, facts: EngineFacts, now: float, share: int, behind: float, replicas: int, expired: list[E]
-    ) -> Draft[E] | None:
+    def _fill(self, slot: _FreeSlot) -> tuple[Draft[E], list[E]]:
+        """Return the next batch, which may be empty, and the entries that cannot meet their deadline."""
+        facts, now, share = slot.facts, slot.now, slot.share
         max_tokens = min(self.limits.max_batch_tokens, facts.max_batch_tokens or self.limits.max_batch_tokens)
         draft: Draft[E] = Draft(facts, self._max_items(facts), max_tokens)
         worthwhile = LEAST_PART * facts.cost.fixed / max(facts.cost.per_token, 1e-9)
         portion = max(self._work / share, worthwhile) if share > 1 else self._work
         looked = 0
+        expired: list[E] = []
         hasty: list[E] = []
         for name in self._class_order(now):
             lane = self._classes[name]
-            draft.open(self._longest_tokens(name, draft, now, replicas))
+            draft.open(self._longest_tokens(name, draft, now, slot.replicas))
             while lane.root.heap and looked < SCAN_LIMIT and not draft.is_closed(portion):
                 client, flow = self._top(lane.root)
                 key = self._match(flow, draft)
@@ -264,19 +274,18 @@ class Planner(Generic[E]):
                 lane.last_served = now
                 if first.deadline <= now:
                     expired += entries
-                elif first.deadline < now + behind + self._predict_seconds(facts, draft, first):
+                elif first.deadline < now + slot.behind + self._predict_seconds(facts, draft, first):
                     hasty += entries
                 else:
                     draft.add(entries, length)
         if self._skipping_branches:
             self._restore()
-        if hasty and not (draft.entries or behind):
+        if hasty and not (draft.entries or slot.behind):
             # The slot would stay idle, so run one: an overestimating cost model must be able to correct itself.
             last = max(hasty, key=lambda entry: entry.deadline)
             hasty.remove(last)
             draft.add([last], round_up(last.cost, facts.length_buckets))
-        expired += hasty
-        return draft if draft.entries else None
+        return draft, expired + hasty
 
     def _match(self, flow: Flow[E], draft: Draft[E]) -> tuple[Hashable, int] | None:
         """Return the flow's queue whose head should join: of the draft's bucket, else the nearest worth its padding."""
