@@ -48,6 +48,14 @@ class Server:
         except OSError:
             return False
 
+    def refuses(self) -> bool:
+        """Return whether it accepts no new connection."""
+        try:
+            self.request("GET", "/health/live")
+        except OSError:
+            return True
+        return False
+
     def exit_code(self, within: float = PATIENCE_S) -> int:
         return self.process.wait(timeout=within)
 
