@@ -19,6 +19,8 @@ from tests.integration.server_kit import LISTENING, PATIENCE_S, Server, environm
 
 MODEL = "talker"
 FAKE = f"{MODEL}=fake:"
+UNBOUNDED_QUEUE = ("--max-queue-ms", "0")
+"""Flags of a server that queues a burst of requests for as long as a busy machine takes, up to their deadlines."""
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integration.llm_kit import metric, running, until, upstream_of
+from tests.integration.llm_kit import UNBOUNDED_QUEUE, metric, running, until, upstream_of
 from tests.integration.server_kit import Server
 from tests.unit.models import checkpoints
 
@@ -36,8 +36,10 @@ IDS = ("--token-ids", "accept")
 def pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Server, Server]]:
     """(front server for clients, server with the model)."""
     with ExitStack() as stack:
-        behind = stack.enter_context(running(tmp_path / "behind", f"{FAR}={request.param}", flags=IDS))
-        yield stack.enter_context(running(tmp_path / "front", f"near={upstream_of(behind, FAR)}")), behind
+        flags = (*UNBOUNDED_QUEUE, *IDS)
+        behind = stack.enter_context(running(tmp_path / "behind", f"{FAR}={request.param}", flags=flags))
+        address = f"near={upstream_of(behind, FAR)}"
+        yield stack.enter_context(running(tmp_path / "front", address, flags=UNBOUNDED_QUEUE)), behind
 
 
 def rerank(server: Server, query: str, documents: list[str], **fields: Any) -> Reply:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.fakes.tei_model import dense_of
-from tests.integration.llm_kit import ask, metric, running
+from tests.integration.llm_kit import UNBOUNDED_QUEUE, ask, metric, running
 from tests.integration.server_kit import Server
 from tests.integration.tei_kit import FakeProcess, eventually, fake_process
 
@@ -45,7 +45,7 @@ def rows_of(reply: Reply) -> Any:
 
 def test_one_bad_text_fails_alone(tmp_path: Path, pool: ThreadPoolExecutor, fake: FakeProcess) -> None:
     """Users of single texts share streams; those that shared one with a bad text still get their answers."""
-    with running(tmp_path, f"m={fake.address}") as server:
+    with running(tmp_path, f"m={fake.address}", flags=UNBOUNDED_QUEUE) as server:
         texts = [f"text {at}" for at in range(60)]
         bad = {13: ("poison-item", 502), 31: ("w " * 600, 422)}
         pending: list[Future[Reply]] = [
@@ -66,7 +66,7 @@ def test_one_bad_text_fails_alone(tmp_path: Path, pool: ThreadPoolExecutor, fake
 def test_large_requests_and_few_permits(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     with (
         fake_process("--max-concurrent-requests", "8", grpc=True) as fake,
-        running(tmp_path, f"m={fake.address}") as server,
+        running(tmp_path, f"m={fake.address}", flags=UNBOUNDED_QUEUE) as server,
     ):
         texts = [f"text {at}" for at in range(300)]
         pending = [pool.submit(embed, server, texts[at : at + 30]) for at in range(0, 300, 30)]

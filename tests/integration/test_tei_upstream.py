@@ -19,7 +19,7 @@ import pytest
 from shoal.bench.client import Pool, Target
 from shoal.bench.texts import Bodies, Texts
 from tests.fakes.tei_model import dense_of
-from tests.integration.llm_kit import ask, metric, running, running_beside
+from tests.integration.llm_kit import UNBOUNDED_QUEUE, ask, metric, running, running_beside
 from tests.integration.server_kit import Server
 from tests.integration.tei_kit import FakeProcess, eventually, fake_process
 
@@ -51,7 +51,10 @@ class TestJoining:
     @pytest.mark.parametrize("era", ["1.8", "1.9"])
     def test_one_bad_text_fails_alone(self, tmp_path: Path, pool: ThreadPoolExecutor, era: str) -> None:
         """1. Callers that shared its call get their answers, with the statuses of old and new versions."""
-        with fake_process("--delay-ms", "20", "--era", era) as fake, running(tmp_path, f"m={fake.address}") as server:
+        with (
+            fake_process("--delay-ms", "20", "--era", era) as fake,
+            running(tmp_path, f"m={fake.address}", flags=UNBOUNDED_QUEUE) as server,
+        ):
             texts = [f"text {at}" for at in range(60)]
             bad = {13: "poison-item", 31: "w " * 600}
             pending: list[Future[Reply]] = [
@@ -88,7 +91,7 @@ class TestJoining:
     def test_permits_of_the_server_are_kept(self, tmp_path: Path, pool: ThreadPoolExecutor) -> None:
         """3. The server has 8 permits for inputs, and rejects none."""
         flags = ("--max-concurrent-requests", "8", "--delay-ms", "5")
-        with fake_process(*flags) as fake, running(tmp_path, f"m={fake.address}") as server:
+        with fake_process(*flags) as fake, running(tmp_path, f"m={fake.address}", flags=UNBOUNDED_QUEUE) as server:
             pending = [pool.submit(embed, server, [f"text {at} {n}" for n in range(10)]) for at in range(30)]
             assert {one.result()[0] for one in pending} == {200}
             report = fake.report()
@@ -116,7 +119,7 @@ class TestJoining:
 
     def test_options_are_not_dropped(self, tmp_path: Path, pool: ThreadPoolExecutor, fake: FakeProcess) -> None:
         """6. Only texts with equal options share a call."""
-        with running(tmp_path, f"m={fake.address}") as server:
+        with running(tmp_path, f"m={fake.address}", flags=UNBOUNDED_QUEUE) as server:
             options: list[dict[str, Any]] = [
                 {},
                 {"normalize": False},
@@ -133,7 +136,7 @@ class TestJoining:
     ) -> None:
         """10. The wait is the actual one, not the setting."""
         fake.change(delay_ms=100)
-        with running(tmp_path, f"m={fake.address}", flags=("--max-wait-time-ms", "30000")) as server:
+        with running(tmp_path, f"m={fake.address}", flags=(*UNBOUNDED_QUEUE, "--max-wait-time-ms", "30000")) as server:
             pending = [pool.submit(embed, server, f"text {at}") for at in range(32)]
             for one in pending:
                 status, headers, _ = one.result()
@@ -167,7 +170,7 @@ class TestServing:
         that time."""
         with (
             fake_process("--delay-ms", "10") as other,
-            running(tmp_path, f"m={fake.address},{other.address}") as server,
+            running(tmp_path, f"m={fake.address},{other.address}", flags=UNBOUNDED_QUEUE) as server,
         ):
             eventually(lambda: other.report()["calls"] > 0, "the first call of the new server")
             texts = [f"text {at}" for at in range(200)]
@@ -242,9 +245,9 @@ class TestShoalBehind:
     @pytest.fixture
     def pair(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Server, Server]]:
         """(front server for clients, server with the model)."""
-        with running(tmp_path / "behind", f"far={request.param}") as behind:
+        with running(tmp_path / "behind", f"far={request.param}", flags=UNBOUNDED_QUEUE) as behind:
             address = f"near=tei+http://127.0.0.1:{behind.port}"
-            with running(tmp_path / "front", address) as front:
+            with running(tmp_path / "front", address, flags=UNBOUNDED_QUEUE) as front:
                 yield front, behind
 
     @pytest.mark.parametrize("pair", ["fake:delay_ms=2"], indirect=True)
