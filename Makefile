@@ -17,8 +17,12 @@ TORCH := 2.13.0
 HELM := build/bin/helm
 HELM_VERSION := v3.22.0
 WORKERS := 3
-ALONE := tests/contract/engines tests/integration tests/unit/backends/triton tests/unit/bench tests/unit/backends/tei_grpc \
-	tests/unit/python/test_api.py tests/unit/app/test_app_triton.py tests/unit/app/test_loader.py
+ALONE_HERE := tests/contract/engines tests/unit/backends/triton tests/unit/bench/test_chat_cli.py \
+	tests/unit/backends/tei_grpc tests/unit/python/test_api.py tests/unit/app/test_app_triton.py tests/unit/app/test_loader.py
+ALONE_SERVERS := $(wildcard tests/integration/test_triton_*.py tests/integration/test_preset*.py) \
+	$(addprefix tests/integration/test_,$(addsuffix .py,llm_conformance llm_conformance_leaving infer_clip_example kserve_grpc \
+	llm_running serve batches bulk workers))
+ALONE := $(ALONE_HERE) $(ALONE_SERVERS)
 PORT := 8080
 MODEL :=
 ARGS :=
@@ -66,8 +70,8 @@ web: $(VENV)/.installed
 	@$(BIN)/python web/build.py --check-node || $(call locked,$(BIN),node)
 	@$(BIN)/python web/build.py
 
-# Real servers are started one after the other: several Tritons at once starve each other. And gRPC's threads do not
-# bear it when tests of other loops come in between.
+# Tests of ALONE run one after the other, after all others: several Tritons at once starve each other, gRPC's threads miss
+# wake-ups when tests of other event loops run in between, and some servers have a pace.
 test: setup
 	$(if $(ARGS),$(PYTEST) $(ARGS),$(call both,,$(ALONE)))
 
@@ -75,7 +79,7 @@ test: setup
 test-lowest: BIN := $(LOWEST)/bin
 test-lowest: export HYPOTHESIS_PROFILE := few
 test-lowest: $(LOWEST)/.installed
-	$(if $(ARGS),$(PYTEST) $(ARGS),$(call both,tests/unit tests/surfaces tests/contract,$(filter-out tests/integration,$(ALONE))))
+	$(if $(ARGS),$(PYTEST) $(ARGS),$(call both,tests/unit tests/surfaces tests/contract,$(ALONE_HERE)))
 
 # $(call both,<paths>,<paths of those that run alone>): the second also when the first fails.
 define both
