@@ -21,7 +21,7 @@ ALONE_HERE := tests/contract/engines tests/unit/backends/triton tests/unit/bench
 	tests/unit/backends/tei_grpc tests/unit/python/test_api.py tests/unit/app/test_app_triton.py tests/unit/app/test_loader.py
 ALONE_SERVERS := $(wildcard tests/integration/test_triton_*.py tests/integration/test_preset*.py) \
 	$(addprefix tests/integration/test_,$(addsuffix .py,llm_conformance llm_conformance_leaving infer_clip_example kserve_grpc \
-	llm_running serve batches bulk workers))
+	llm_running serve batches bulk ray ray_bulk workers))
 ALONE := $(ALONE_HERE) $(ALONE_SERVERS)
 PORT := 8080
 MODEL :=
@@ -146,7 +146,7 @@ lock: $(UV)
 	$(HASHED) requirements/uv.txt --group uv
 	mkdir -p build
 	$(COMPILE) --resolution lowest-direct $(RUNTIME) --no-annotate --output-file build/lowest.txt
-	$(HASHED) requirements/lowest.txt $(RUNTIME) --group dev --constraints build/lowest.txt
+	$(HASHED) requirements/lowest.txt $(RUNTIME) --group dev-base --constraints build/lowest.txt
 
 bench: setup $(PARITY)/.installed
 	@command -v wrk >/dev/null || { echo "bench needs wrk: apt-get install wrk"; exit 1; }
