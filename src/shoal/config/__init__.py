@@ -159,6 +159,14 @@ _LayerValues: TypeAlias = Mapping[str, tuple[Any, Source]]
 """The validated values of one layer, by setting or by key of a table."""
 
 
+def check_setting_name(name: str) -> None:
+    """Raise ConfigError for a name that is not a setting's."""
+    if name not in BY_NAME:
+        near = find_similar(name, BY_NAME)
+        hint = f"did you mean {near}?" if near else "see docs/settings.md"
+        raise ConfigError(f"{name} is not a setting: {hint}", param=name)
+
+
 def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> LoadedConfig:
     """Merge the layers. `flags` holds the command line's values, including `models`, `as` and `foreign`; None and empty
     values count as not given.

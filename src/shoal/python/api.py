@@ -22,7 +22,7 @@ import numpy as np
 
 from shoal import config
 from shoal.backends import parse_served
-from shoal.config import LoadedConfig, find_similar
+from shoal.config import LoadedConfig, check_setting_name
 from shoal.config.schema import convert
 from shoal.config.settings import BY_NAME
 from shoal.core.image_text_scoring import score_image_texts
@@ -365,10 +365,7 @@ def _load_config(
     models: Sequence[object], file: str | os.PathLike[str] | None, settings: Mapping[str, Any]
 ) -> LoadedConfig:
     for name in settings:
-        if name not in BY_NAME:
-            near = find_similar(name, BY_NAME)
-            hint = f"did you mean {near}?" if near else "see docs/settings.md"
-            raise ConfigError(f"{name} is not a setting: {hint}", param=name)
+        check_setting_name(name)
         if BY_NAME[name].section in _SERVER_SECTIONS:
             raise ConfigError(f"{name} is a setting of the server, which is not used here: omit it", param=name)
         if settings[name] is not None:

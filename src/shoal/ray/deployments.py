@@ -22,7 +22,7 @@ from shoal.backends.ray.cluster import FRONT, deployment_name
 from shoal.config import LoadedConfig
 from shoal.errors import ConfigError
 from shoal.models.address import check_name
-from shoal.models.sources.pins import DEFAULT_MODEL
+from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
 from shoal.ray.replica import ModelReplica
 from shoal.ray.scaling import POLICY
 
@@ -45,7 +45,10 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     models = args.get("models") or ()
     if isinstance(models, Mapping):
         models = [f"{name}={address}" for name, address in models.items()]
-    flags = {**(args.get("settings") or {}), "models": tuple(models)}
+    settings = args.get("settings") or {}
+    for name in settings:
+        config.check_setting_name(name)
+    flags = {**settings, "models": tuple(models)}
     file = Path(args["file"]) if args.get("file") else config.find_file(os.environ, Path.cwd())
     loaded = config.load(flags, os.environ, file)
     served = loaded.served or ((DEFAULT_MODEL,) if loaded.settings.default_model else ())
@@ -120,5 +123,8 @@ def configure_front(loaded: LoadedConfig, application: str, models: tuple[str, .
     )
     # The addresses in the tables are those that replicas open.
     tables = {name: msgspec.structs.replace(table, backends=()) for name, table in loaded.models.items()}
+    if (default := parse_served(DEFAULT_MODEL).name) in models:
+        table = loaded.table(default)
+        tables[default] = msgspec.structs.replace(table, backends=(), aliases=(*table.aliases, *DEFAULT_ALIASES))
     named = tuple(f"{name}=ray:{application}#{name}" for name in models)
     return replace(loaded, settings=own, models=tables, served=(*named, f"ray:{application}"))

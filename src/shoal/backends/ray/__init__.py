@@ -43,10 +43,10 @@ class RayBackend(Backend):
             self._cluster.close()
 
     async def offers(self, address: Address) -> dict[str, ServedModel | str]:
-        from shoal.backends.ray.cluster import find_models
+        from shoal.backends.ray.cluster import FRESH_S, find_models
 
         cluster, _ = self._connect()
-        found = find_models(await cluster.states(), address.target)
+        found = find_models(await cluster.states(FRESH_S), address.target)
         return {
             name: ServedModel(name=name, addresses=(Address(scheme="ray", target=address.target, model=name),))
             for name in found

@@ -7,6 +7,8 @@ of a deployment handle costs one to three milliseconds of processor time, a mess
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +19,8 @@ from shoal.errors import ConfigError, TransportFailed
 
 T = TypeVar("T")
 
+FRESH_S = 4.0
+"""Age at which a known state is asked for again. Serve's status takes some 60 ms of processor time to read."""
 ASK_S = 10.0
 """Timeout of a question to all replicas of a deployment."""
 FRONT = "front"
@@ -99,9 +103,17 @@ class Cluster:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="ray")  # Ray's calls block
         self._handles: dict[DeploymentId, Any] = {}
         self._is_connected = False
+        self._states: dict[DeploymentId, DeploymentState] = {}
+        self._states_at = -math.inf
 
-    async def states(self) -> dict[DeploymentId, DeploymentState]:
-        """Return the state of each deployment."""
+    async def states(self, max_age_s: float = 0.0) -> dict[DeploymentId, DeploymentState]:
+        """Return the state of each deployment, as it was at most `max_age_s` ago."""
+        if time.monotonic() - self._states_at > max_age_s:
+            self._states = await self._read_states()
+            self._states_at = time.monotonic()
+        return self._states
+
+    async def _read_states(self) -> dict[DeploymentId, DeploymentState]:
         status = await self._call(_get_status)
         return {
             DeploymentId(application, name): DeploymentState(found.status.value, found.message, found.replica_states)

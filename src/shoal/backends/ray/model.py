@@ -139,6 +139,19 @@ class RayModel:
             state is not None and not self._absent and not state.failed and not self.is_closed
         )
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether its replicas are those that Serve last spoke of, and no request waits for one."""
+        waits = any(not task.done() for task in self._tasks.values())
+        state = self._state
+        return (
+            not waits
+            and not self._absent
+            and state is not None
+            and state.status == "HEALTHY"
+            and state.running == self._count_staying()
+        )
+
     async def aclose(self) -> None:
         self.is_closed = True
         for task in self._tasks.values():
@@ -158,8 +171,11 @@ class RayModel:
             self._state = state
             self._show_state()
             self._notify()
-        if state.running != sum(not each.is_leaving for each in self._replicas.values()):
+        if state.running != self._count_staying():
             self._look()
+
+    def _count_staying(self) -> int:
+        return sum(not each.is_leaving for each in self._replicas.values())
 
     def _note_deletion(self) -> None:
         logger.warning("the deployment %s is gone", self.deployment)

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from shoal.backends.ray.model import RayModel
 
 LOOK_S = 1.0
-"""Between two looks. One is a call of Serve's controller, some milliseconds, whatever the number of models."""
+"""Between two looks while a model's replicas come and go."""
+CALM_LOOK_S = 5.0
+"""Between two looks else."""
 
 logger = logging.getLogger("shoal.ray")
 
@@ -49,4 +51,4 @@ class StatusWatch:
                 self._models = [model for model in self._models if not model.is_closed]
                 for model in self._models:
                     model.note_state(states.get(model.deployment))
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CALM_LOOK_S if all(model.is_calm for model in self._models) else LOOK_S)
