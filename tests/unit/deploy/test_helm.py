@@ -26,6 +26,7 @@ from shoal.observability.metrics import PrometheusObserver
 from tests.unit.deploy.chart import (
     CASES,
     CHART,
+    ON_RAY,
     OWNED,
     RENDERED,
     RENEW,
@@ -39,7 +40,9 @@ VERSIONS = ("1.28", "1.34")
 """Of Kubernetes: an old one that is still in use, and one that is current."""
 
 VALUES_SCHEMA: dict[str, Any] = json.loads(SCHEMA.read_text())
-CUSTOM = {"ScaledObject": "keda.sh/v1alpha1", "ServiceMonitor": "monitoring.coreos.com/v1"}
+DEPLOYED = tuple(case for case in CASES if case not in ON_RAY)
+"""Cases with a Deployment."""
+CUSTOM = {"ScaledObject": "keda.sh/v1alpha1", "ServiceMonitor": "monitoring.coreos.com/v1", "RayService": "ray.io/v1"}
 """Kinds without a schema here, because they are not Kubernetes' own."""
 
 
@@ -164,7 +167,7 @@ def test_every_value_is_commented() -> None:
     }
 
 
-@pytest.mark.parametrize("started", CASES, indirect=True)
+@pytest.mark.parametrize("started", DEPLOYED, indirect=True)
 def test_shoal_accepts_flags_and_settings(started: list[str]) -> None:
     """`shoal serve` parses the container's arguments, and loads the file, the keys and the environment without a
     warning.
@@ -204,14 +207,14 @@ def test_a_preset_keeps_the_port(started: list[str]) -> None:
     assert shown["settings"]["any_model"]["value"] is True  # a default of the preset
 
 
-@pytest.mark.parametrize("started", CASES, indirect=True)
+@pytest.mark.parametrize("started", DEPLOYED, indirect=True)
 def test_only_keys_or_insecure(started: list[str]) -> None:
     """Every case serves other machines with keys or with an explicit `insecure`."""
     settings = json.loads(CliRunner().invoke(app, ["config", "--json", *started[1:]]).stdout)["settings"]
     assert bool(settings["api_key"]["value"]) is not settings["insecure"]["value"]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", DEPLOYED)
 def test_probes_and_grace_period(case: str) -> None:
     """Liveness does not wait for models, readiness does, and the pod may drain to the end."""
     found = container(case)
@@ -222,7 +225,7 @@ def test_probes_and_grace_period(case: str) -> None:
     assert "lifecycle" not in found  # Shoal itself delays the end of a drain
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", DEPLOYED)
 def test_the_container_is_confined(case: str) -> None:
     """No root, no writable root file system, no token of Kubernetes; home and /tmp are volumes."""
     found = container(case)
@@ -249,7 +252,7 @@ def test_key_files() -> None:
     assert container("gateway")["envFrom"] == [{"secretRef": {"name": "shoal-upstream"}}]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", DEPLOYED)
 def test_names_and_selectors_agree(case: str) -> None:
     """Service, budget, policy and monitor select the pods, ports exist, and scalers name the Deployment."""
     made = manifests(case)
@@ -281,10 +284,10 @@ def test_a_change_of_settings_restarts_the_pods() -> None:
     """The annotation differs between cases whose shoal.toml differs, and agrees where it is the same."""
     found = {
         case: manifests(case)["Deployment"]["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
-        for case in CASES
+        for case in DEPLOYED
     }
     assert found["default"] == found["hpa"]
-    assert len(set(found.values())) == len(CASES) - 1
+    assert len(set(found.values())) == len(DEPLOYED) - 1
 
 
 def test_disruption_budget() -> None:

@@ -64,6 +64,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if has .name $names -}}{{- fail (printf "models: %s is there twice" .name) -}}{{- end -}}
 {{- $names = append $names .name -}}
 {{- end -}}
+{{- if .Values.ray.enabled -}}{{- include "shoal.ray.validate" . -}}{{- end -}}
 {{- end -}}
 
 {{- /* A value as TOML on one line. Text, numbers and booleans are the same as in JSON. */ -}}
@@ -85,18 +86,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{- define "shoal.config" -}}
-{{- $settings := dict
-  "host" "0.0.0.0"
-  "port" 8080
-  "workers" .Values.workers
-  "home" .Values.home.path
-  "drain_delay_s" .Values.drain.delaySeconds
-  "drain_timeout_s" .Values.drain.timeoutSeconds
-  "drain_idle_s" .Values.drain.idleSeconds
--}}
+{{- /* Settings that do not depend on whether Ray Serve or `shoal serve` reads them, as JSON. */ -}}
+{{- define "shoal.settings" -}}
+{{- $settings := dict "home" .Values.home.path "drain_timeout_s" .Values.drain.timeoutSeconds -}}
 {{- if .Values.as -}}{{- $_ := set $settings "as" .Values.as -}}{{- end -}}
-{{- if .Values.grpc.enabled -}}{{- $_ := set $settings "grpc_port" .Values.grpc.port -}}{{- end -}}
 {{- if .Values.gpu.enabled -}}{{- $_ := set $settings "engine" "torch" -}}{{- end -}}
 {{- if .Values.auth.insecure -}}{{- $_ := set $settings "insecure" true -}}{{- end -}}
 {{- with .Values.auth.apiKeys -}}
@@ -105,6 +98,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- with .Values.auth.adminKeys -}}
 {{- if .existingSecret -}}{{- $_ := set $settings "admin_key_file" (printf "/run/secrets/shoal/admin/%s" .key) -}}{{- end -}}
 {{- end -}}
+{{- toJson $settings -}}
+{{- end -}}
+
+{{- define "shoal.config" -}}
+{{- $settings := include "shoal.settings" . | fromJson -}}
+{{- $_ := set $settings "host" "0.0.0.0" -}}
+{{- $_ := set $settings "port" 8080 -}}
+{{- $_ := set $settings "workers" .Values.workers -}}
+{{- $_ := set $settings "drain_delay_s" .Values.drain.delaySeconds -}}
+{{- $_ := set $settings "drain_idle_s" .Values.drain.idleSeconds -}}
+{{- if .Values.grpc.enabled -}}{{- $_ := set $settings "grpc_port" .Values.grpc.port -}}{{- end -}}
 {{- range $name, $value := mergeOverwrite $settings (deepCopy .Values.settings) }}
 {{- if not (kindIs "invalid" $value) }}
 {{ $name }} = {{ include "shoal.toml" $value }}
@@ -118,5 +122,54 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ $key }} = {{ include "shoal.toml" $value }}
 {{- end }}
 {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "shoal.volumeMounts" -}}
+- {name: config, mountPath: /etc/shoal, readOnly: true}
+- {name: home, mountPath: {{ .Values.home.path | quote }}}
+- {name: tmp, mountPath: /tmp}
+{{- if .Values.auth.apiKeys.existingSecret }}
+- {name: api-keys, mountPath: /run/secrets/shoal/api, readOnly: true}
+{{- end }}
+{{- if .Values.auth.adminKeys.existingSecret }}
+- {name: admin-keys, mountPath: /run/secrets/shoal/admin, readOnly: true}
+{{- end }}
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "shoal.volumes" -}}
+- name: config
+  configMap: {name: {{ include "shoal.fullname" . }}}
+- name: home
+  {{- if .Values.home.persistence.enabled }}
+  persistentVolumeClaim: {claimName: {{ include "shoal.claim" . }}}
+  {{- else if .Values.home.sizeLimit }}
+  emptyDir: {sizeLimit: {{ .Values.home.sizeLimit }}}
+  {{- else }}
+  emptyDir: {}
+  {{- end }}
+- name: tmp
+  {{- if .Values.tmpSizeLimit }}
+  emptyDir: {sizeLimit: {{ .Values.tmpSizeLimit }}}
+  {{- else }}
+  emptyDir: {}
+  {{- end }}
+{{- with .Values.auth.apiKeys }}
+{{- if .existingSecret }}
+- name: api-keys
+  secret: {secretName: {{ .existingSecret }}, defaultMode: 0400, items: [{key: {{ .key }}, path: {{ .key }}}]}
+{{- end }}
+{{- end }}
+{{- with .Values.auth.adminKeys }}
+{{- if .existingSecret }}
+- name: admin-keys
+  secret: {secretName: {{ .existingSecret }}, defaultMode: 0400, items: [{key: {{ .key }}, path: {{ .key }}}]}
+{{- end }}
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
