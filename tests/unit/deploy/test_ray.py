@@ -1,5 +1,5 @@
-"""The RayService that Helm made of the chart: fields that KubeRay knows, pods that Kubernetes accepts, and a
-configuration that Ray Serve and `shoal.ray.build` accept.
+"""The RayService that Helm made of the chart: fields that KubeRay knows, and pods that Kubernetes accepts. Whether Ray
+Serve and `shoal.ray.build` accept its configuration: tests/integration/test_ray_chart.py.
 
 Kubernetes' own schemas do not have KubeRay's kinds, so the fields are listed here.
 """
@@ -7,8 +7,6 @@ Kubernetes' own schemas do not have KubeRay's kinds, so the fields are listed he
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate  # type: ignore[import-untyped]  # it has no types
@@ -18,10 +16,6 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # i
 
 from tests.unit.deploy.chart import CASES, ON_RAY
 from tests.unit.deploy.test_helm import VALUES_SCHEMA, VERSIONS, manifests
-
-installed = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'shoal[ray]'")
-of_ray = pytest.mark.filterwarnings("ignore")
-"""For tests that import Ray, which warns of its own use of pydantic."""
 
 SPEC_FIELDS = {
     "rayClusterDeletionDelaySeconds",
@@ -73,25 +67,6 @@ def serve_config(case: str) -> dict[str, Any]:
 def deployments(case: str) -> dict[str, dict[str, Any]]:
     (application,) = serve_config(case)["applications"]
     return {each["name"]: each for each in application["deployments"]}
-
-
-@pytest.fixture
-def args(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    """Lay out the files of a case's pods under `tmp_path`, and return the application's arguments with their paths."""
-    case: str = request.param
-    (application,) = serve_config(case)["applications"]
-    found: dict[str, Any] = application["args"]
-    (mount,) = (each for each in mounts(case) if each["name"] == "config")
-    assert found["file"] == f"{mount['mountPath']}/shoal.toml"
-    found["file"] = str(tmp_path / "shoal.toml")
-    (tmp_path / "shoal.toml").write_text(manifests(case)["ConfigMap"]["data"]["shoal.toml"])
-    for name in ("api_key_file", "admin_key_file"):
-        if name in found["settings"]:
-            file = tmp_path / name
-            file.touch(mode=0o600)
-            file.write_text("a-key\n")
-            found["settings"][name] = str(file)
-    return found
 
 
 def mounts(case: str) -> list[dict[str, Any]]:
@@ -253,47 +228,6 @@ def test_tables_of_models() -> None:
     sums = {case: {each["metadata"]["annotations"]["checksum/config"] for each in templates(case)} for case in ON_RAY}
     assert {len(each) for each in sums.values()} == {1}
     assert sums["ray"] != sums["ray-gpu"]
-
-
-@installed
-@of_ray
-@pytest.mark.parametrize("case", ON_RAY)
-def test_serve_accepts_the_configuration(case: str) -> None:
-    """Ray Serve parses the file, and every scaled model uses Shoal's policy."""
-    from ray.serve.config import AutoscalingConfig
-    from ray.serve.schema import ServeDeploySchema
-
-    from shoal.ray.scaling import QueuePolicy
-
-    parsed = ServeDeploySchema.model_validate(serve_config(case))
-    assert [each.import_path for each in parsed.applications] == ["shoal.ray:build"]
-    assert [each.name for each in parsed.applications[0].deployments] == list(deployments(case))
-    scaled = [each["autoscaling_config"] for each in deployments(case).values() if "autoscaling_config" in each]
-    assert scaled
-    for each in scaled:
-        assert AutoscalingConfig.model_validate(each).policy.get_policy() is QueuePolicy
-
-
-@installed
-@of_ray
-@pytest.mark.parametrize("args", ON_RAY, indirect=True)
-def test_shoal_builds_the_application(args: dict[str, Any], request: pytest.FixtureRequest) -> None:
-    """`shoal.ray.build` takes the arguments, and makes the deployments that the configuration names."""
-    from shoal.ray import build
-
-    case = request.node.callspec.params["args"]
-    front = build(args)._bound_deployment
-    bound: Any = front.init_args
-    loaded, models = bound
-    made = {front.name, *(each._bound_deployment.name for each in models.values())}
-    assert made == deployments(case).keys()
-    assert loaded.settings.api_key
-    assert str(loaded.settings.home) == "/var/lib/shoal"
-    if case == "ray-gpu":
-        assert loaded.settings.engine == "torch"
-        assert (loaded.settings.embed_timeout_s, loaded.settings.access_log) == (12.5, False)
-        assert loaded.settings.drain_timeout_s == CASES[case]["drain"]["timeoutSeconds"]
-        assert loaded.table("org/large").prompts == {"query": "query: ", "document": "passage: <é>"}
 
 
 @pytest.mark.parametrize(
