@@ -160,6 +160,8 @@ spec:
         - {name: HOME, value: /tmp}
         - {name: RAY_SERVE_ENABLE_HA_PROXY, value: "1"}
         - {name: RAY_SERVE_THROUGHPUT_OPTIMIZED, value: "1"}
+        {{- /* Seconds between two reports of a replica to the policy: a part of look_back_period_s. */}}
+        - {name: RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S, value: "2"}
         {{- /* A new configuration of HAProxy ends old connections after this time. */}}
         - {name: RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S, value: {{ max 120 (ceil .Values.drain.timeoutSeconds | int) | quote }}}
         - {name: RAY_AUTH_MODE, value: token}
