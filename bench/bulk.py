@@ -17,12 +17,15 @@ from raw import Raw
 from shoal import config
 from shoal.app import open_models
 from shoal.bench.texts import Texts
+from shoal.bulk.computing import Task
 from shoal.bulk.plan import Recipe
 from shoal.bulk.reading import Columns, Rows, describe_inputs
 from shoal.bulk.run import BulkRun, Progress
 from shoal.bulk.tasks import BATCH_MS, plan_embed
 from shoal.bulk.writing import open_folder
+from shoal.models.sources.pins import DEFAULT_MODEL
 from shoal.python.background import check_loaded, max_items
+from shoal.ray.bulk import Job, Resources, open_workers
 from shoal.types import Embed
 
 METHOD = """
@@ -32,6 +35,12 @@ ONNX file with the precision, streams and threads that the model uses, token ids
 batch sizes at the length to which these texts are padded. Both in turn in every round on the same cores, the other
 one idle; medians over rounds. `cpu_ms`: processor time of a text, which other work on a shared machine changes less
 than the rate.
+"""
+
+RAY_METHOD = """
+The driver of `shoal bulk` over the same JSONL file: with a model in one process on all cores, and with workers on a
+local Ray cluster, of one core each. Both models are loaded and warm before, and idle while the other one runs; both in
+turn in every round; medians over rounds.
 """
 
 
@@ -81,6 +90,47 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     return {"model": name, "precision": facts.precision, "texts": arguments.texts, **medians(rounds)}
 
 
+async def measure_ray(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Compare workers on Ray, of one core each, with one process on as many cores."""
+    workers = arguments.ray
+    settings = {"precision": arguments.precision, "reproducible": True, "max_batch_ms": BATCH_MS}
+    loaded = config.load({**settings, "threads": workers}, {}, None)
+    address = arguments.model or DEFAULT_MODEL
+    texts = Texts(arguments.tokens)
+    rounds = []
+    options = {"dimensions": None, "input_type": None, "prompt_name": None, "normalize": True}
+    job = Job(config.load(settings, {}, None), address, "embed", options, 1)
+    async with (
+        open_models(loaded, (address,)) as running,
+        open_workers(job, Resources(workers, 1.0)) as (spread, _),
+    ):
+        await running.wait_until_loaded()
+        check_loaded(running)
+        name = running.gateway.resolve("", "embed")[0]
+        here = plan_embed(running.gateway, Embed(model=name, inputs=[]), max_items(loaded))
+        for number in range(arguments.rounds + 1):  # the first one warms up both
+            path = folder / f"{number}.jsonl"
+            count = arguments.texts // arguments.rounds
+            path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts.take(count)))
+            found = {}
+            for kind, task in (("one_process", here), ("ray", spread)):
+                found[f"{kind}_per_s"] = count / await time_run(task, path, folder / f"{number}-{kind}", arguments)
+            found["ray / one process"] = found["ray_per_s"] / found["one_process_per_s"]
+            print("  " + json.dumps({key: round(value, 3) for key, value in found.items()}), flush=True)
+            rounds += [found] if number else []
+    return {"model": name, "workers": workers, "texts": arguments.texts, **medians(rounds)}
+
+
+async def time_run(task: Task, path: Path, out: Path, arguments: argparse.Namespace) -> float:
+    """Return the seconds of one run over a file."""
+    files = describe_inputs([str(path)], Columns(("text",)))
+    recipe = Recipe(task="embed", model={}, options={}, format="npy", shard_rows=arguments.shard_rows, inputs=files)
+    start = time.perf_counter()
+    with open_folder(out, recipe) as output:
+        await BulkRun(task, Rows(files, Columns(("text",))), output, _Silent()).run()
+    return time.perf_counter() - start
+
+
 class _Silent(Progress):
     """Shows nothing."""
 
@@ -91,12 +141,14 @@ def main() -> None:
     options.add_argument("--tokens", type=int, default=16, help="tokens of each text, special ones included")
     options.add_argument("--shard-rows", type=int, default=50_000, help="rows per shard")
     options.add_argument("--precision", default="auto", help="as --precision of serve")
+    options.add_argument("--ray", type=int, default=0, metavar="N", help="compare N Ray workers with one process")
     arguments = options.parse_args()
+    name, method, run = ("bulk_ray", RAY_METHOD, measure_ray) if arguments.ray else ("bulk", METHOD, measure)
     loop = uvloop.new_event_loop
-    with tempfile.TemporaryDirectory() as folder, phase("bulk"), asyncio.Runner(loop_factory=loop) as runner:
-        results = runner.run(measure(arguments, Path(folder)))
+    with tempfile.TemporaryDirectory() as folder, phase(name), asyncio.Runner(loop_factory=loop) as runner:
+        results = runner.run(run(arguments, Path(folder)))
     print(json.dumps(results, indent=2))
-    write("bulk", METHOD, results)
+    write(name, method, results)
 
 
 if __name__ == "__main__":

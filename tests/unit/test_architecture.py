@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     # Runs over a gateway that is given to it.
     "bulk": LEAVES | {"core"},
     "cli": LEAVES
-    | {"app", "bench", "bulk", "config", "core", "models", "observability", "python", "server", "workers"}
+    | {"app", "bench", "bulk", "config", "core", "models", "observability", "python", "ray", "server", "workers"}
     | {"backends.parse_address", "backends.parse_served"}
     # `shoal pull` prepares local models; `shoal triton` runs a process, and no engine.
     | {"backends.local.open", "backends.triton.open"}
@@ -83,7 +83,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "asgi": LEAVES | {"app", "config", "server"},
     # What Ray runs: the composition root in its processes, at the other end of a backend.
     "ray": LEAVES
-    | {"app", "asgi", "config", "core", "models", "server", "workers"}
+    | {"app", "asgi", "bulk", "config", "core", "models", "python", "server", "workers"}
     | {"backends.parse_served", "backends.ray.cluster"},
     # The composition root.
     "app": None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -17,8 +18,11 @@ from shoal.errors import SetupError
 BLOCK_ROWS = 4096
 """Rows that are sorted by length together."""
 
-BLOCKS = 2
-"""Blocks in flight: the next one starts while calls of the first still run, and a third is read."""
+
+def blocks_in_flight(task: Task, block_rows: int) -> int:
+    """Return the number of blocks to compute at once, while another one is read: two where a block has twice the calls
+    that may run. Of many workers, none waits for the end of the oldest block."""
+    return 1 + math.ceil(2 * task.calls * task.texts_per_call / block_rows)
 
 
 class Progress(Protocol):
@@ -94,8 +98,10 @@ class BulkRun:
     async def _compute_blocks(self) -> AsyncGenerator[_Block]:
         """Yield the computed blocks of unfinished shards in order."""
         pending: deque[asyncio.Task[_Block]] = deque()
-        steps = plan_steps(self._folder.manifest.recipe.shard_rows, BLOCK_ROWS, self._finished)
+        shard_rows = self._folder.manifest.recipe.shard_rows
+        steps = plan_steps(shard_rows, BLOCK_ROWS, self._finished)
         runner = BlockRunner(self._task)
+        blocks = blocks_in_flight(self._task, min(BLOCK_ROWS, shard_rows))
         try:
             for step in steps:
                 if step.is_finished:
@@ -107,7 +113,7 @@ class BulkRun:
                     if rows:
                         size = self._rows.consumed - before
                         pending.append(asyncio.create_task(self._compute(runner, step, rows, size)))
-                if len(pending) >= BLOCKS:
+                if len(pending) >= blocks:
                     yield await pending.popleft()
                 if count < step.rows:
                     break

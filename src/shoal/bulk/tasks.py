@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from itertools import count
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,28 @@ def check_format(task: str, form: str) -> str:
             f"--format must be one of {', '.join(FORMATS[task])} for {task} (got {form})", param="--format"
         )
     return form or FORMATS[task][0]
+
+
+def plan_task(
+    gateway: Gateway, name: str, task: str, options: Mapping[str, Any], *, concurrency: int, max_items: int
+) -> Task:
+    """Plan a task of FORMATS for the model `name`. `options`: those of the recipe that decide its results;
+    `concurrency`: prompts at once; `max_items` bounds the texts in flight."""
+    if task == "embed":
+        own = {each: options[each] for each in ("dimensions", "input_type", "prompt_name", "normalize")}
+        return plan_embed(gateway, Embed(model=name, inputs=[], **own), max_items)
+    if task == "rerank":
+        return plan_rerank(gateway, name, raw_scores=options["raw_scores"], max_items=max_items)
+    sampling = Sampling(**{each: options[each] for each in ("max_tokens", "temperature", "seed")})
+    system, chat = options["system"] or "", options["chat"]
+    return plan_generate(gateway, name, sampling, system=system, has_template=chat, concurrency=concurrency)
+
+
+def describe_model(gateway: Gateway, name: str) -> dict[str, str]:
+    """Return the facts that tell one model from another, for the recipe."""
+    facts = gateway.model(name).facts
+    known = ("id", "source", "revision", "space", "precision") if facts is not None else ()
+    return {each: str(getattr(facts, each)) for each in known}
 
 
 def plan_embed(gateway: Gateway, whole: Embed, max_items: int) -> Task:

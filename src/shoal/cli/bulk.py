@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -18,10 +19,9 @@ from shoal.errors import ConfigError, ShoalError
 
 if TYPE_CHECKING:
     from shoal.bulk.computing import Task
-    from shoal.bulk.plan import Recipe
     from shoal.bulk.reading import Columns
     from shoal.bulk.run import Summary
-    from shoal.core.gateway import Gateway
+    from shoal.ray.bulk import Resources
 
 _TASKS = {
     "embed": ("column", "dimensions", "input_type", "prompt_name", "normalize"),
@@ -80,6 +80,11 @@ def bulk(
     temperature: Annotated[float | None, typer.Option(min=0, metavar="NUMBER", help="Sampling temperature.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Sampling seed.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Prompts generated at once.")] = 16,
+    ray: Annotated[int | None, typer.Option(min=1, metavar="N", help="Compute in N workers on Ray.")] = None,
+    ray_cpus: Annotated[
+        float | None, typer.Option(min=0, metavar="N", help="Cores per Ray worker, default an equal share.")
+    ] = None,
+    ray_gpus: Annotated[float | None, typer.Option(min=0, metavar="N", help="GPUs per Ray worker, default 0.")] = None,
     loaded: LoadedConfig,
 ) -> None:
     """Run files through a model: texts to vectors, pairs to scores, prompts to answers.
@@ -115,7 +120,8 @@ def bulk(
     files = describe_inputs(find_files(inputs), columns)
     loaded = _adapt_settings(loaded)
     options |= {"id_column": id_column, "truncate": loaded.settings.truncate}
-    job = _Job(task, options, columns, files, form, shard_rows, max_errors, concurrency)
+    resources = _collect_resources(ray, ray_cpus, ray_gpus)
+    job = _Job(task, options, columns, files, form, shard_rows, max_errors, concurrency, resources)
     started = time.monotonic()
     try:
         summary = _run(loaded, model, out, job)
@@ -155,6 +161,19 @@ class _Job(NamedTuple):
     shard_rows: int
     max_errors: int | None
     concurrency: int
+    resources: Resources | None
+
+
+def _collect_resources(workers: int | None, cores: float | None, gpus: float | None) -> Resources | None:
+    """Return the workers on Ray; None to compute in this process."""
+    if workers is None:
+        if cores is not None or gpus is not None:
+            name = "--ray-gpus" if cores is None else "--ray-cpus"
+            raise ConfigError(f"{name} has no effect without --ray", param=name)
+        return None
+    from shoal.ray.bulk import Resources
+
+    return Resources(workers, cores, gpus or 0.0)
 
 
 def _collect_options(task: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -177,11 +196,37 @@ def _run(loaded: LoadedConfig, model: str, out: Path, job: _Job) -> Summary:
 
 
 async def _run_models(loaded: LoadedConfig, model: str, out: Path, job: _Job) -> Summary:
-    from shoal.app import open_models
+    from shoal.bulk.plan import Recipe
     from shoal.bulk.reading import Rows
     from shoal.bulk.run import BulkRun
     from shoal.bulk.writing import open_folder
     from shoal.cli._bulk_progress import BulkProgress
+
+    async with _open_task(loaded, model, job) as (task, facts):
+        recipe = Recipe(
+            task=job.task,
+            model=facts,
+            options=job.options,
+            format=job.form,
+            shard_rows=job.shard_rows,
+            inputs=job.files,
+        )
+        with open_folder(out, recipe) as folder, BulkProgress() as progress:
+            return await BulkRun(task, Rows(job.files, job.columns), folder, progress, max_errors=job.max_errors).run()
+
+
+@asynccontextmanager
+async def _open_task(loaded: LoadedConfig, model: str, job: _Job) -> AsyncIterator[tuple[Task, dict[str, str]]]:
+    """Yield the task, and the facts of its model, which is loaded here or in workers on Ray."""
+    if job.resources is not None:
+        from shoal.ray import bulk as ray_bulk
+
+        order = ray_bulk.Job(loaded, model, job.task, job.options, job.concurrency)
+        async with ray_bulk.open_workers(order, job.resources) as opened:
+            yield opened
+        return
+    from shoal.app import open_models
+    from shoal.bulk.tasks import describe_model, plan_task
     from shoal.cli.progress import TerminalProgress
     from shoal.python.background import check_loaded, max_items
 
@@ -191,41 +236,15 @@ async def _run_models(loaded: LoadedConfig, model: str, out: Path, job: _Job) ->
             await running.wait_until_loaded()
             check_loaded(running)
         name = running.gateway.resolve("", job.task)[0]  # type: ignore[arg-type]  # checked with the format
-        task = _plan_task(running.gateway, name, job, max_items(loaded))
-        rows = Rows(job.files, job.columns)
-        with open_folder(out, _describe(running.gateway, name, job)) as folder, BulkProgress() as progress:
-            return await BulkRun(task, rows, folder, progress, max_errors=job.max_errors).run()
-
-
-def _plan_task(gateway: Gateway, name: str, job: _Job, max_items: int) -> Task:
-    from shoal.bulk.tasks import plan_embed, plan_generate, plan_rerank
-    from shoal.types import Embed, Sampling
-
-    options = job.options
-    if job.task == "embed":
-        own = {each: options[each] for each in ("dimensions", "input_type", "prompt_name", "normalize")}
-        return plan_embed(gateway, Embed(model=name, inputs=[], **own), max_items)
-    if job.task == "rerank":
-        return plan_rerank(gateway, name, raw_scores=options["raw_scores"], max_items=max_items)
-    sampling = Sampling(**{each: options[each] for each in ("max_tokens", "temperature", "seed")})
-    system, chat = options["system"] or "", options["chat"]
-    return plan_generate(gateway, name, sampling, system=system, has_template=chat, concurrency=job.concurrency)
-
-
-def _describe(gateway: Gateway, name: str, job: _Job) -> Recipe:
-    from shoal.bulk.plan import Recipe
-
-    facts = gateway.model(name).facts
-    known = ("id", "source", "revision", "space", "precision") if facts is not None else ()
-    described = {each: str(getattr(facts, each)) for each in known}
-    return Recipe(
-        task=job.task,
-        model=described,
-        options=job.options,
-        format=job.form,
-        shard_rows=job.shard_rows,
-        inputs=job.files,
-    )
+        task = plan_task(
+            running.gateway,
+            name,
+            job.task,
+            job.options,
+            concurrency=job.concurrency,
+            max_items=max_items(loaded),
+        )
+        yield task, describe_model(running.gateway, name)
 
 
 def _how_to_continue(out: Path) -> str:

@@ -51,13 +51,16 @@ def embed(  # noqa: PLR0913 - options of Ray Data, named
     """
     if column == output:
         raise InvalidValue(f"the column {column!r} cannot hold texts and vectors: set output", param="output")
+    from ray.data import ActorPoolStrategy
+
+    fewest, most = (concurrency, concurrency) if isinstance(concurrency, int) else concurrency
     cores = 1.0 if num_cpus is None else num_cpus
     own = {"threads": max(1, int(cores)), **(settings or {})}
     return dataset.map_batches(
         Embedder,
         fn_constructor_args=(model, column, output, options, own),
         batch_size=batch_rows,
-        concurrency=concurrency,
+        compute=ActorPoolStrategy(min_size=fewest, max_size=most),
         num_cpus=cores,
         num_gpus=num_gpus,
     )

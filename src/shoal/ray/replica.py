@@ -74,7 +74,7 @@ class ModelReplica:
         self._stack = AsyncExitStack()
         self._stop = asyncio.Event()
         async with AsyncExitStack() as stack:
-            config = _configure(loaded)
+            config = configure(loaded)
             running = await stack.enter_async_context(open_models(config, (f"{name}={address}",)))
             await running.wait_until_loaded()
             card = running.gateway.model(name)
@@ -150,9 +150,9 @@ class ModelReplica:
         await asyncio.gather(self._serving, return_exceptions=True)
 
 
-def _configure(loaded: LoadedConfig) -> LoadedConfig:
-    """Return the configuration of a process with one model, which Serve loads and unloads, and with the cores that Ray
-    has reserved for it."""
+def configure(loaded: LoadedConfig) -> LoadedConfig:
+    """Return the configuration of a process with one model, which Ray starts and stops, and with the cores that Ray has
+    reserved for it."""
     import ray
 
     settings = loaded.settings
