@@ -211,7 +211,7 @@ def _connect(ray: Any, address: str) -> None:
     if address != "local":
         try:
             ray.init("auto", **quiet)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             if address:
                 raise SetupError(f"the Ray cluster at RAY_ADDRESS={address} cannot be reached: {error}") from None
         else:
