@@ -20,7 +20,7 @@ RUNTIME = ("local", "ort", "llm")
 LOCKS = {
     "serve": (RUNTIME, "build"),
     "dev": (RUNTIME, "dev"),
-    "lowest": (RUNTIME, "dev"),
+    "lowest": (RUNTIME, "dev-base"),
     "parity": (RUNTIME, "parity"),
     "convert": ((*RUNTIME, "convert-images"), "convert"),
     "clients": ((), "clients"),
