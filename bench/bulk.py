@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -40,7 +41,8 @@ than the rate.
 RAY_METHOD = """
 The driver of `shoal bulk` over the same JSONL file: with a model in one process on all cores, and with workers on a
 local Ray cluster, of one core each. Both models are loaded and warm before, and idle while the other one runs; both in
-turn in every round; medians over rounds.
+turn in every round; medians over rounds. Ray starts workers with a niceness of 15, here of 0: other work on a shared
+machine would slow them alone.
 """
 
 
@@ -93,6 +95,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
 async def measure_ray(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Compare workers on Ray, of one core each, with one process on as many cores."""
     workers = arguments.ray
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - its name
     settings = {"precision": arguments.precision, "reproducible": True, "max_batch_ms": BATCH_MS}
     loaded = config.load({**settings, "threads": workers}, {}, None)
     address = arguments.model or DEFAULT_MODEL
