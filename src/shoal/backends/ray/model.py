@@ -166,8 +166,8 @@ class RayModel:
             if self._absent == ABSENT_LOOKS:
                 self._note_deletion()
             return
-        self._absent = 0
-        if state != self._state:
+        if state != self._state or self._absent:
+            self._absent = 0
             self._state = state
             self._show_state()
             self._notify()

@@ -17,6 +17,9 @@ from shoal.types import BatchTask, Chunk, Context, Generate, Result
 from shoal.workers import messages
 from shoal.workers.front import ModelProcess
 
+UNREACHABLE_S = 0.5
+"""Time for which a replica that cannot be reached is not tried again."""
+
 logger = logging.getLogger("shoal.ray")
 
 
@@ -90,6 +93,7 @@ class Replica:
             await self._process.run_once()
         except OSError as error:
             logger.info("%s cannot be reached at %s:%d: %s", self.name, self.address.host, self.address.port, error)
+            await asyncio.sleep(UNREACHABLE_S)
         finally:
             self.is_lost = True
             self._changed()
