@@ -19,6 +19,7 @@ from ray.serve._private.build_app import BuiltApplication, build_app
 from ray.serve.schema import ServeDeploySchema
 
 from shoal.ray import build
+from shoal.ray.bulk import Job, Resources, open_workers
 from shoal.ray.deployments import configure_front
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "ray" / "serve.yaml"
@@ -93,3 +94,11 @@ def test_a_front_serves_deployments_alone() -> None:
     assert "all-MiniLM-L6-v2" in front.table(name).aliases
     settings = front.settings
     assert (settings.ray_application, settings.triton, settings.workers) == ("app", False, 1)
+
+
+async def test_a_ray_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers would send results to the machine of the client."""
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with pytest.raises(ConfigError, match="ray job submit"):
+        async with open_workers(Job(config.load({}, {}, None), "fake:", "embed", {}, 16), Resources(1)):
+            pass

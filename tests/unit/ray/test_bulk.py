@@ -63,11 +63,3 @@ async def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError, match=r"pip install 'shoal\[ray\]'"):
         async with open_workers(Job(config.load({}, {}, None), "fake:", "embed", {}, 16), Resources(1)):
             pass
-
-
-async def test_a_ray_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]'")
-    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
-    with pytest.raises(ConfigError, match="ray job submit"):
-        async with open_workers(Job(config.load({}, {}, None), "fake:", "embed", {}, 16), Resources(1)):
-            pass
