@@ -78,6 +78,7 @@ class Served:
     """A cluster that serves. `env`: with which commands reach it."""
 
     port: int
+    metrics_port: int
     env: dict[str, str]
     folder: Path
     client: httpx.Client = field(init=False)
@@ -166,6 +167,8 @@ def served() -> Iterator[Served]:
     config["http_options"]["port"] = port
     (folder / "serve.yaml").write_text(json.dumps(config))  # YAML is a superset of JSON
     head = [BIN / "ray", "start", "--head", "--block", "--num-cpus=8", "--include-dashboard=false"]
+    metrics_port = free_port()
+    head += [f"--metrics-export-port={metrics_port}"]
     head += [f"--port={env['RAY_ADDRESS'].rpartition(':')[2]}", f"--temp-dir={folder}", "--disable-usage-stats"]
     started: list[subprocess.Popen[bytes]] = []
 
@@ -181,7 +184,7 @@ def served() -> Iterator[Served]:
         log = start("head", *head)
         until(lambda: "--block" in log.read_text(), log)
         log = start("serve", BIN / "serve", "run", folder / "serve.yaml")
-        given = Served(port, env, folder)
+        given = Served(port, metrics_port, env, folder)
         until(lambda: _is_ready(given), log)
         yield given
         given.client.close()
@@ -275,6 +278,18 @@ def test_serves_status_is_in_the_list(served: Served) -> None:
     assert entry["details"]["ray"]["deployment"] == "shoal#fake"
     until(lambda: served.model("fake")["details"]["ray"].get("status") == "HEALTHY")
     assert served.replicas("fake") == 2
+
+
+def test_replicas_report_to_rays_metrics(served: Served) -> None:
+    """By deployment, as everything that runs on the cluster."""
+    assert served.embed("minilm", "a fish").status_code == 200
+    wanted = {"ray_shoal_requests_in_flight", "ray_shoal_queue_tokens", "ray_shoal_inferences_total"}
+
+    def found() -> set[str]:
+        text = httpx.get(f"http://127.0.0.1:{served.metrics_port}").text
+        return {line.partition("{")[0] for line in text.splitlines() if 'deployment="minilm"' in line}
+
+    until(lambda: wanted <= found())
 
 
 def test_a_killed_replica_fails_no_request(served: Served, load: Any) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +18,15 @@ from shoal.ray.scaling import POLICY
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]'")
 
+from ray import serve
 from ray.serve._private.build_app import BuiltApplication, build_app
+from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from shoal.ray import build
 from shoal.ray.bulk import Job, Resources, open_workers
 from shoal.ray.deployments import configure_front
+from shoal.ray.replica import _check_policy
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "ray" / "serve.yaml"
 
@@ -111,3 +116,13 @@ def test_the_application_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     built = build_app(shoal.ray.app, name="default", default_runtime_env={})
     assert {each.name for each in built.deployments} == {"front", "fake", "minilm"}
     assert built.ingress_deployment_name == "front"
+
+
+def test_serves_own_policy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would see no requests, and take all replicas but the fewest away."""
+    for policy, refused in ((None, True), ({"policy_function": POLICY}, False)):
+        scaling = AutoscalingConfig.model_validate({} if policy is None else {"policy": policy})
+        own = SimpleNamespace(_deployment_config=SimpleNamespace(autoscaling_config=scaling))
+        monkeypatch.setattr(serve, "get_replica_context", lambda own=own: own)
+        with pytest.raises(ConfigError, match="QueuePolicy") if refused else nullcontext():
+            _check_policy()

@@ -21,6 +21,7 @@ from shoal.core.packed_error import PackedError
 from shoal.core.protocols import Observer, Token
 from shoal.core.registry import Model, Registry
 from shoal.errors import ConfigError, ShoalError, Unsupported
+from shoal.ray.metrics import ReplicaMetrics
 from shoal.ray.scaling import POLICY, QUEUED_TOKENS, REQUESTS
 from shoal.server.memory_allocation import keep_freed_memory
 from shoal.types import BatchTask, Chunk, Context, Generate, Result
@@ -81,6 +82,8 @@ class ModelReplica:
             if card.error is not None:
                 raise RuntimeError(card.error)
             self._running: RunningModels = running
+            reporting = asyncio.create_task(ReplicaMetrics(running, name).run(), name="Ray's metrics")
+            stack.callback(reporting.cancel)
             self._listen(config.settings.drain_timeout_s)
             stack.push_async_callback(self._drain)
             self._stack = stack.pop_all()
