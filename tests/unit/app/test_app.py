@@ -320,7 +320,7 @@ async def test_a_failed_load_by_api_is_reported_and_retried(
 
 
 def test_without_triton_nothing_of_it_is_imported() -> None:
-    """Importing gRPC takes a fifth of a second and 20 MB."""
+    """Importing gRPC takes a fifth of a second and 20 MB, aiohttp, for URLs of images, nearly as much."""
     code = """
 import asyncio, sys
 from shoal.app import open_app
@@ -329,7 +329,7 @@ from shoal.config import load
 async def main():
     async with open_app(load({}, {}), ["fake:"]) as app:
         await app.wait_until_loaded()
-    assert not [name for name in sys.modules if name.split(".")[0] in ("grpc", "google")], "imported"
+    assert not [name for name in sys.modules if name.split(".")[0] in ("aiohttp", "grpc", "google")], "imported"
 
 asyncio.run(main())
 """

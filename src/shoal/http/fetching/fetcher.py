@@ -13,32 +13,29 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import sys
 import time
-from collections.abc import Mapping, Sequence
-from http import HTTPStatus
-from typing import Final
-
-import aiohttp
-from yarl import URL
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Final, TypeAlias
 
 from shoal.errors import DeadlineExceeded, InvalidValue, Overloaded, Unavailable
-from shoal.http.fetching.addresses import Address, is_public, parse_ip
+from shoal.http.fetching.addresses import Address, parse_ip
 from shoal.http.fetching.allowed import ALTERNATIVE, FetchPolicy, Target, not_public_error
 from shoal.http.fetching.headers import check_download_headers
-from shoal.http.fetching.resolving import PinnedResolver, Resolver, SystemResolver
+from shoal.http.fetching.resolving import Resolver, SystemResolver
 
 MAX_BYTES: Final = 20 * 2**20
 TIMEOUT_S: Final = 10.0
 SLOTS: Final = 16
-USER_AGENT: Final = "shoal"
-
-READ_BYTES: Final = 64 * 2**10
-"""Read buffer: bytes that may arrive before the size limit is checked."""
 
 MAX_ADDRESSES: Final = 8
 """Maximum addresses tried per host name; every address is checked first."""
 
 _NO_HEADERS: Final[Mapping[str, str]] = {}
+_DOWNLOADING = "shoal.http.fetching.download"
+
+Download: TypeAlias = Callable[..., Awaitable[bytes]]
 
 
 class Fetcher:
@@ -103,29 +100,8 @@ class Fetcher:
 
     async def _fetch(self, target: Target, headers: Mapping[str, str]) -> bytes:
         addresses = await self._resolve_addresses(target)
-        connector = aiohttp.TCPConnector(
-            resolver=PinnedResolver(target.host, addresses),
-            use_dns_cache=False,
-            force_close=True,
-            limit=1,
-            ssl=True if self._tls is None else self._tls,
-        )
-        session = aiohttp.ClientSession(
-            connector=connector,
-            headers={"user-agent": USER_AGENT, "accept": "image/*", "accept-encoding": "identity"},
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
-            auto_decompress=False,
-            trust_env=False,
-            read_bufsize=READ_BYTES,
-        )
-        async with session:
-            try:
-                async with session.get(target.url, headers=headers, allow_redirects=False) as response:
-                    self._check_response(response, target)
-                    return await self._read_body(response, target.host)
-            except (aiohttp.ClientError, OSError) as error:
-                raise _connection_error(error, target.host) from error
+        download = await _load_download()
+        return await download(target, addresses, headers, max_bytes=self._max_bytes, tls=self._tls)
 
     async def _resolve_addresses(self, target: Target) -> Sequence[Address]:
         """Return the addresses to connect to. Raises InvalidValue unless every address of the host is allowed."""
@@ -142,55 +118,10 @@ class Fetcher:
             raise not_public_error(target.host)
         return addresses[:MAX_ADDRESSES]
 
-    def _check_response(self, response: aiohttp.ClientResponse, target: Target) -> None:
-        """Raise InvalidValue for a response that is unusable by its status or headers."""
-        host, status = target.host, response.status
-        if 300 <= status < 400:
-            where = _describe_redirect(target.url, response.headers.get("location", ""))
-            raise InvalidValue(f"{host} redirects to {where}, and redirects are not followed: send the URL it leads to")
-        if status != HTTPStatus.OK:
-            then = "check the URL" if status < 500 else f"send the request again, or {ALTERNATIVE}"
-            raise InvalidValue(f"{host} returned status {status} instead of an image: {then}")
-        if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
-            raise InvalidValue(f"{host} compressed its response although asked not to: {ALTERNATIVE}")
-        if (response.content_length or 0) > self._max_bytes:
-            raise self._too_large_error(host)
 
-    async def _read_body(self, response: aiohttp.ClientResponse, host: str) -> bytes:
-        pieces: list[bytes] = []
-        size = 0
-        while piece := await response.content.readany():
-            size += len(piece)
-            if size > self._max_bytes:
-                raise self._too_large_error(host)
-            pieces.append(piece)
-        if not size:
-            raise InvalidValue(f"{host} returned an empty response: check the URL")
-        return b"".join(pieces)
-
-    def _too_large_error(self, host: str) -> InvalidValue:
-        most = f"{self._max_bytes / 2**20:.3g} MiB" if self._max_bytes >= 2**20 else f"{self._max_bytes} bytes"
-        return InvalidValue(f"{host} sends more than the limit of {most} for an image: use a smaller one")
-
-
-def _describe_redirect(url: URL, location: str) -> str:
-    """Describe a redirect's target to the client, without its query, which may hold a key, and internal addresses."""
-    try:
-        to = url.join(URL(location[:1024]))
-        host, name = to.raw_host or "", str(to.with_query(None).with_fragment(None).with_user(None))
-    except (ValueError, TypeError):  # includes errors of encoding the host name
-        return "another location"
-    address = parse_ip(host)
-    inner = address is not None and host != url.raw_host and not is_public(address)
-    return "another location" if inner or not location or to.scheme not in {"http", "https"} else name[:200]
-
-
-def _connection_error(error: Exception, host: str) -> InvalidValue:
-    """Build the client's error for a failed connection; `error` remains its cause."""
-    if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
-        return InvalidValue(f"{host} has no trusted certificate for this name: {ALTERNATIVE}")
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return InvalidValue(f"{host} cannot be reached: check the URL, or {ALTERNATIVE}")
-    if isinstance(error, aiohttp.ClientPayloadError):
-        return InvalidValue(f"{host} ended its response too early: send the request again, or {ALTERNATIVE}")
-    return InvalidValue(f"{host} closed the connection, or does not speak HTTP: check the URL, or {ALTERNATIVE}")
+async def _load_download() -> Download:
+    """Return the function that downloads. Its module takes a third of a second to import, which servers without image
+    URLs never need."""
+    module: Any = sys.modules.get(_DOWNLOADING) or await asyncio.to_thread(import_module, _DOWNLOADING)
+    found: Download = module.download
+    return found

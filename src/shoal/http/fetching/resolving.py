@@ -1,4 +1,4 @@
-"""Resolve host names once per fetch, and pin the connector to the checked addresses."""
+"""Resolve host names, once per fetch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
-
-from aiohttp.abc import AbstractResolver, ResolveResult
-
-from shoal.http.fetching.addresses import Address
 
 
 class Resolver(Protocol):
@@ -40,31 +36,3 @@ class SystemResolver:
 
 def _look_up(host: str, port: int) -> list[str]:
     return [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-
-
-class PinnedResolver(AbstractResolver):
-    """Resolves one host, to its checked addresses, and no other."""
-
-    def __init__(self, host: str, addresses: Sequence[Address]) -> None:
-        self._host = host
-        self._addresses = addresses
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        if host != self._host:
-            raise OSError(f"only {self._host} was checked")
-        return [
-            ResolveResult(
-                hostname=host,
-                host=str(address),
-                port=port,
-                family=socket.AF_INET if address.version == 4 else socket.AF_INET6,
-                proto=socket.IPPROTO_TCP,
-                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
-            )
-            for address in self._addresses
-        ]
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
