@@ -52,7 +52,7 @@ class LifespanApp:
                 _log.warning("grpc_port and grpc_socket have no effect here: gRPC is served by `shoal serve`")
             if loaded.settings.workers != 1:
                 _log.warning("workers has no effect here: start more processes of this ASGI server, or `shoal serve`")
-            self._asgi = app.asgi if _is_protected(loaded) else local_only(app.asgi)
+            self._asgi = app.asgi if is_protected(loaded) else local_only(app.asgi)
             await send({"type": "lifespan.startup.complete"})
             await receive()
             app.gateway.draining = True
@@ -63,7 +63,8 @@ def _load() -> config.LoadedConfig:
     return config.load({}, os.environ, config.find_file(os.environ, Path.cwd()))
 
 
-def _is_protected(loaded: config.LoadedConfig) -> bool:
+def is_protected(loaded: config.LoadedConfig) -> bool:
+    """Whether connections from other machines may be answered."""
     return bool(loaded.settings.api_key) or loaded.settings.insecure
 
 

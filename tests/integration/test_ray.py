@@ -265,7 +265,11 @@ def test_answers_are_streamed(served: Served) -> None:
 
 def test_keys_and_errors_are_those_of_shoal(served: Served) -> None:
     """HAProxy passes them through; the errors of replicas have their statuses."""
-    assert httpx.get(f"http://127.0.0.1:{served.port}/v1/models").status_code == 401
+    here = f"http://127.0.0.1:{served.port}"
+    assert httpx.get(f"{here}/v1/models").status_code == 401
+    for headers in ({}, {"host": "localhost", "authorization": f"Bearer {KEY}"}):  # HAProxy's peer is this machine
+        refused = httpx.post(f"{here}/models/unload", json={"model": "fake"}, headers=headers)
+        assert refused.status_code in (401, 403), refused.text
     assert served.embed("nonsense", "a").status_code == 404
     assert served.client.post("/v1/embeddings", json={"model": "minilm", "input": []}).status_code == 400
     tokens = served.client.post("/tokenize", json={"inputs": "a fish", "model": "minilm"})
@@ -306,6 +310,20 @@ def test_a_killed_replica_fails_no_request(served: Served, load: Any) -> None:
     assert found.failed == []
 
 
+def test_the_only_replica_may_die(served: Served, load: Any) -> None:
+    """Requests wait until Serve has started another one."""
+    begin, stop = load
+    found = begin("minilm", 4)
+    until(lambda: len(found.statuses) > 20)
+    (before,) = pids_of("minilm", served.env)
+    os.kill(before, signal.SIGKILL)
+    until(lambda: pids_of("minilm", served.env) not in ([], [before]))
+    asked = len(found.statuses)
+    until(lambda: len(found.statuses) > asked + 20)
+    stop.set()
+    assert found.failed == []
+
+
 def test_a_model_scales_with_what_waits(served: Served, load: Any) -> None:
     """1, 2 replicas under load, none without, and one again for a request; no request fails on the way."""
     begin, stop = load
@@ -330,5 +348,7 @@ def test_models_are_loaded_and_unloaded(served: Served) -> None:
     until(lambda: served.embed_by_all(name) == {200})
     assert served.change("minilm", "unload").status_code == 403
     assert served.change(name, "unload").status_code == 200
-    until(lambda: served.embed_by_all(name) <= {404, 503})
+    until(lambda: served.embed_by_all(name) == {404})
+    assert served.change(address, "load").status_code == 200
+    until(lambda: served.embed_by_all(name) == {200})
     assert served.embed("minilm", "a").status_code == 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from shoal.app.loader import ModelLoader
 from shoal.backends import backend_class, backend_for_scheme
@@ -18,6 +18,9 @@ logger = logging.getLogger("shoal")
 
 RETRY_INTERVAL_S = 1.0
 """Between looks for a server that is not there."""
+
+ABSENT_LOOKS = 6
+"""Consecutive looks without a model, after which it counts as gone from its server."""
 
 SERVED_OUTCOME = "is served"
 
@@ -52,6 +55,7 @@ class Discovery:
         self._lifecycle = lifecycle
         self._registry = registry
         self._outcomes: dict[str, str] = {}
+        self._absent: dict[str, int] = {}
         self._backend = _backend_class(address)
         self._has_loaded = False
         registry.pending_sources[self._source] = "not queried yet"
@@ -77,7 +81,7 @@ class Discovery:
     async def _discover(self) -> None:
         offered = await self._loader.list_offers(self._address)
         if self._backend.drops_absent:
-            self._drop(name for name, one in self._outcomes.items() if one == SERVED_OUTCOME and name not in offered)
+            self._drop_absent(offered)
         self._outcomes = {name: reason for name, reason in self._outcomes.items() if name in offered}
         jobs: list[Job] = []
         for name, found in offered.items():
@@ -90,18 +94,29 @@ class Discovery:
             if self._outcomes.get(name) != outcome:
                 self._outcomes[name] = outcome
                 logger.info("%s of %s %s", name, self._source, outcome)
-        if not self._has_loaded and jobs:
+        if not self._has_loaded and jobs and not self._backend.drops_absent:  # those come and go at any time
             self._registry.pending_sources[self._source] = "its models are loading"
             self._registry.answered_sources.add(self._source)
             await asyncio.gather(*(job.done_event.wait() for job in jobs))
         self._has_loaded = True
 
-    def _drop(self, names: Iterable[str]) -> None:
-        for name in names:
-            model = self._registry.get(name)
-            if model is not None and not model.required:
-                logger.info("%s of %s is gone", name, self._source)
-                self._lifecycle.unload(name)
+    def _drop_absent(self, offered: Collection[str]) -> None:
+        """Unload models that were not offered several times in a row, by whomever they were loaded."""
+        for model in self._registry:
+            if (
+                model.required
+                or model.plan is None
+                or model.plan.backend != self._backend.name
+                or model.name in offered
+            ):
+                self._absent.pop(model.name, None)
+                continue
+            self._absent[model.name] = self._absent.get(model.name, 0) + 1
+            if self._absent[model.name] >= ABSENT_LOOKS and model.runner is not None:
+                logger.info("%s of %s is gone", model.name, self._source)
+                self._loader.mark_gone(model.plan, model.runner)
+                self._lifecycle.unload(model.name)
+                del self._absent[model.name]
 
     def _serve(self, found: ServedModel, jobs: list[Job]) -> str:
         """Serve a model that the server offers, by a job more, and answer what became of it; one that cannot be keeps

@@ -104,6 +104,10 @@ class ModelLoader:
     def check_unload(self, plan: Plan, runner: Runner) -> None:
         self._backends[plan.backend].check_unload(plan.name, runner)
 
+    def mark_gone(self, plan: Plan, runner: Runner) -> None:
+        """Take note that a model is no longer on its server; it is to be unloaded."""
+        self._backends[plan.backend].mark_gone(runner)
+
     async def close(self, plan: Plan, runner: Runner) -> None:
         try:
             await runner.aclose()

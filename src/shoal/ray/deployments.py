@@ -14,9 +14,10 @@ from typing import Any, cast
 
 import msgspec
 from ray import serve
+from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 
 from shoal import config
-from shoal.asgi import LifespanApp
+from shoal.asgi import LifespanApp, is_protected
 from shoal.backends import parse_served
 from shoal.backends.ray.cluster import FRONT, deployment_name
 from shoal.config import LoadedConfig
@@ -25,6 +26,7 @@ from shoal.models.address import check_name
 from shoal.models.sources.pins import DEFAULT_ALIASES, DEFAULT_MODEL
 from shoal.ray.replica import ModelReplica
 from shoal.ray.scaling import POLICY
+from shoal.server import Asgi, Receive, Scope, Send
 
 MAX_ONGOING_REQUESTS = 10_000
 """Requests that Serve lets a front have: Shoal's own limits, which answer with clear errors, come first."""
@@ -101,10 +103,27 @@ class Front:
         self._loaded = loaded
         self._models = tuple(models)
 
-    def __serve_build_asgi_app__(self) -> LifespanApp:
+    def __serve_build_asgi_app__(self) -> Asgi:
+        """Raises ConfigError for an application without keys behind HAProxy, which would serve everybody."""
         application = serve.get_replica_context().app_name
         loaded = configure_front(self._loaded, application, self._models)
-        return LifespanApp(lambda: loaded)
+        app = LifespanApp(lambda: loaded)
+        if not RAY_SERVE_ENABLE_HA_PROXY:
+            return app
+        if not is_protected(loaded):
+            raise ConfigError(
+                "behind HAProxy all requests seem to come from this machine: set api_key_file, or insecure"
+            )
+        return hide_peer(app)
+
+
+def hide_peer(asgi: Asgi) -> Asgi:
+    """Wrap an application behind a proxy of this machine that names no client: nobody counts as local."""
+
+    async def hidden(scope: Scope, receive: Receive, send: Send) -> None:
+        await asgi({**scope, "client": None} if scope["type"] == "http" else scope, receive, send)
+
+    return hidden
 
 
 def configure_front(loaded: LoadedConfig, application: str, models: tuple[str, ...]) -> LoadedConfig:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from shoal.app import RunningModels
+
+logger = logging.getLogger("shoal.ray")
 
 REPORT_S = 5.0
 """Between two reports. Ray collects its metrics every 10 s."""
@@ -28,7 +31,10 @@ class ReplicaMetrics:
     async def run(self) -> None:
         """Report again and again; never returns."""
         while True:
-            self.report()
+            try:
+                self.report()
+            except Exception:  # whatever Ray raises: the next report may do better
+                logger.exception("reporting to Ray's metrics failed")
             await asyncio.sleep(REPORT_S)
 
     def report(self) -> None:

@@ -74,6 +74,7 @@ class ModelReplica:
         self._name = name
         self._stack = AsyncExitStack()
         self._stop = asyncio.Event()
+        self._done = 0
         async with AsyncExitStack() as stack:
             config = configure(loaded)
             running = await stack.enter_async_context(open_models(config, (f"{name}={address}",)))
@@ -121,8 +122,11 @@ class ModelReplica:
             raise RuntimeError("the replica has stopped listening")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Report to the autoscaling policy."""
-        requests = sum(model.inflight for model in self._running.gateway.registry)
+        """Report to the autoscaling policy. A replica that was asked since the last report counts as one request: short
+        ones are rarely in flight when Serve looks."""
+        done = self._running.counts.stats_for(self._name).inference_count
+        asked, self._done = done != self._done, done
+        requests = max(sum(model.inflight for model in self._running.gateway.registry), int(asked))
         return {REQUESTS: requests, QUEUED_TOKENS: sum(tokens for _, _, tokens in self._running.queues.lengths())}
 
     async def __del__(self) -> None:

@@ -28,6 +28,8 @@ STREAM_WINDOW = 32
 """Chunks of a stream that may be on their way to a front which has not read them."""
 RETRY_S = 0.2
 """Between two attempts to reach the model process."""
+CONNECT_S = 5.0
+"""Timeout of an attempt."""
 SWEEP_S = 1.0
 """Interval at which calls are looked for whose deadline is over: the model process answers those itself, unless it
 hangs."""
@@ -90,17 +92,20 @@ class ModelProcess:
             await asyncio.sleep(RETRY_S)
 
     async def run_once(self) -> None:
-        """Connect, and return when the link is lost. Raises OSError."""
+        """Connect, and return when the link is lost. Raises OSError, TimeoutError among them."""
         loop = asyncio.get_running_loop()
         self._lost.clear()
-        _, link = await self._connect(loop)
+        async with asyncio.timeout(CONNECT_S):
+            _, link = await self._connect(loop)
         link.send(messages.Hello(os.getpid(), self._token))
         sweeping = loop.create_task(self._sweep(), name="deadlines")
         try:
             await self._lost.wait()
+            link.close()
         finally:
             sweeping.cancel()
-            link.close()
+            if not self._lost.is_set():  # nobody waits for the other end any more
+                link.abort()
 
     def _connect(self, loop: asyncio.AbstractEventLoop) -> Coroutine[Any, Any, tuple[asyncio.BaseTransport, Link]]:
         def make() -> Link:

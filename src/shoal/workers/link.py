@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import struct
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -20,6 +21,9 @@ MAX_BYTES = 2**30
 """Longest message; a longer one is a sign of a broken stream."""
 GREETING_BYTES = 1024
 """Longest message of an end that must name itself first."""
+
+LOST_S = 15.0
+"""Time without an answer of the other machine after which a connection is lost."""
 
 _LENGTH = struct.Struct(">I")
 
@@ -61,6 +65,11 @@ class Link(asyncio.Protocol):
             self._call_soon(self._flush)
         self._outgoing += (_LENGTH.pack(len(data)), data)
 
+    def abort(self) -> None:
+        """Close at once; what is not sent is lost."""
+        if self._transport is not None:
+            self._transport.abort()
+
     def close(self) -> None:
         if self._transport is not None:
             self._flush()
@@ -68,6 +77,9 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.family != socket.AF_UNIX:
+            _notice_lost_machines(connection)
 
     def data_received(self, data: bytes) -> None:
         received = self._received
@@ -100,3 +112,12 @@ class Link(asyncio.Protocol):
         if self._transport is not None and self._outgoing:
             self._transport.write(b"".join(self._outgoing))
         self._outgoing.clear()
+
+
+def _notice_lost_machines(connection: socket.socket) -> None:
+    """Have the system close a connection whose other end has answered nothing for LOST_S, also without any traffic."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": int(LOST_S * 1000)}
+    for name, value in options.items():
+        if hasattr(socket, name):  # Linux has all of them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -184,6 +184,8 @@ class ModelServer:
             front.pid = message.pid
             if self._state is not None:
                 link.send(self._state)
+            if self._gateway.draining:
+                link.send(messages.Leaving())
         else:
             front.put(message)
 

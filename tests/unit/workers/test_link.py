@@ -38,6 +38,9 @@ class Transport:
         self.writes: list[bytes] = []
         self.closed = False
 
+    def get_extra_info(self, name: str) -> None:
+        """It has no socket."""
+
     def write(self, data: bytes) -> None:
         assert not self.closed
         self.writes.append(data)

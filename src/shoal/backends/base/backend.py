@@ -142,6 +142,9 @@ class Backend:
     def check_unload(self, name: str, runner: Runner) -> None:
         """Raise Forbidden if clients may not unload a model."""
 
+    def mark_gone(self, runner: Runner) -> None:
+        """Take note that a model is no longer on its server, where a new one may have its name: `unload` is next."""
+
     async def unload(self, name: str, runner: Runner) -> None:
         """Release what a closed runner holds on its servers. Raises the servers' errors."""
 

@@ -62,15 +62,23 @@ class RayBackend(Backend):
 
     async def _open_files(self, target: Target, report: ProgressReporter) -> Runner:
         """Deploy a model in an application of its own, unless it runs already."""
-        from shoal.backends.ray.cluster import find_models, loaded_application
+        from shoal.backends.ray.cluster import find_models, is_loaded_later, loaded_application
 
         cluster, _ = self._connect()
         application = target.settings.ray_application
-        if target.name not in find_models(await cluster.states(), application):
+        states = await cluster.states()
+        found = find_models(states, application).get(target.name)
+        if found is not None and not (is_loaded_later(found) and states[found].failed):
+            runner = await self._open(target, application, target.name, report)
+        else:
             report("deploying it")
-            built = self.resources.build_deployment(target)
-            await cluster.start(built, loaded_application(application, target.name))
-        runner = await self._open(target, application, target.name, report)
+            own = loaded_application(application, target.name)
+            try:
+                await cluster.start(self.resources.build_deployment(target), own)
+                runner = await self._open(target, application, target.name, report)
+            except BaseException:
+                await asyncio.shield(cluster.delete(own))
+                raise
         if target.addresses[0].id not in (runner.facts.id, ""):
             await runner.aclose()
             raise ConfigError(f"{target.name} runs in {application} from {runner.facts.source}: unload it first")
@@ -121,12 +129,20 @@ class RayBackend(Backend):
                 param="model",
             )
 
+    def mark_gone(self, runner: Runner) -> None:
+        from shoal.backends.ray.model import RayModel
+
+        assert isinstance(runner, RayModel)
+        runner.is_gone = True
+
     async def unload(self, name: str, runner: Runner) -> None:
         from shoal.backends.ray.cluster import is_loaded_later
         from shoal.backends.ray.model import RayModel
 
         assert isinstance(runner, RayModel)
         cluster, _ = self._connect()
+        if runner.is_gone:  # one of that name is another one
+            return
         if is_loaded_later(runner.deployment) and runner.deployment in await cluster.states():
             await cluster.delete(runner.deployment.application)
 

@@ -25,6 +25,7 @@ ASK_S = 10.0
 """Timeout of a question to all replicas of a deployment."""
 FRONT = "front"
 """Name of the deployment that answers HTTP; no model has it."""
+_ALIVE = ("STARTING", "UPDATING", "RECOVERING", "RUNNING", "PENDING_MIGRATION")
 NO_RAY = "Ray is not installed: pip install 'shoal[ray]'"
 
 
@@ -50,7 +51,8 @@ class DeploymentState:
 
     @property
     def failed(self) -> bool:
-        return self.status in ("UNHEALTHY", "DEPLOY_FAILED") and not self.running
+        """Whether Serve has given up; of one that is unhealthy it starts another replica."""
+        return self.status == "DEPLOY_FAILED" and not any(self.replicas.get(state) for state in _ALIVE)
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {state.lower()}" for state, count in sorted(self.replicas.items()) if count)
@@ -100,7 +102,7 @@ class Cluster:
     ConfigError where Ray is missing."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="ray")  # Ray's calls block
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="ray")  # Ray's calls block, a deletion up to a minute
         self._handles: dict[DeploymentId, Any] = {}
         self._is_connected = False
         self._states: dict[DeploymentId, DeploymentState] = {}

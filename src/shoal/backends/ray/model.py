@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -38,6 +39,10 @@ ATTEMPTS = 3
 """Replicas that a request is sent to, one after another, if each is lost before it answers."""
 RETRY_S = 0.5
 """Between two failed attempts to find a replica."""
+LOOK_AGAIN_S = 1.0
+"""Longest time between two looks of a request that waits for a replica."""
+CODEC_S = 30.0
+"""Timeout of a call that tokenizes."""
 ABSENT_LOOKS = 3
 """Consecutive looks at Serve's status without the deployment, after which it counts as deleted."""
 
@@ -46,6 +51,7 @@ logger = logging.getLogger("shoal.ray")
 
 class RayModel:
     """A Runner. `model`: its name in the deployment. `report` sets its note, where not all is well.
+    `is_gone`: its deployment was deleted by somebody else.
 
     All replicas in use have one vector space: while Serve replaces the replicas of one model version by those of
     another, the old ones are used to the last.
@@ -69,6 +75,7 @@ class RayModel:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._broken: Callable[[ShoalError], None] | None = None
         self.is_closed = False
+        self.is_gone = False
 
     @property
     def facts(self) -> ModelFacts:
@@ -77,9 +84,11 @@ class RayModel:
         return self._facts
 
     async def open(self) -> None:
-        """Wait for a replica's facts, which starts one if there is none. Raises ModelFailed if Serve has given up."""
+        """Wait for a replica's facts, which starts one if there is none. Of a model that was loaded later, raises
+        ModelFailed if Serve has given up; others are mended by deploying the application again."""
         while self._facts is None:
-            self._raise_if_failed()
+            if is_loaded_later(self.deployment):
+                self._raise_if_failed()
             self._find_one()
             await self._wait_for_change()
 
@@ -133,11 +142,12 @@ class RayModel:
         self._broken = call
 
     def ready(self) -> bool:
-        """Whether a replica answers, or Serve starts one for a request."""
+        """Whether a replica answers, or would be started for a request."""
+        if any(each.is_usable for each in self._usable):
+            return True
         state = self._state
-        return any(each.is_usable for each in self._usable) or (
-            state is not None and not self._absent and not state.failed and not self.is_closed
-        )
+        asleep = state is not None and state.status == "HEALTHY" and not state.running
+        return asleep and not self._absent and not self.is_closed
 
     @property
     def is_calm(self) -> bool:
@@ -154,6 +164,7 @@ class RayModel:
 
     async def aclose(self) -> None:
         self.is_closed = True
+        self._notify()
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -179,7 +190,9 @@ class RayModel:
 
     def _note_deletion(self) -> None:
         logger.warning("the deployment %s is gone", self.deployment)
+        self.is_gone = is_loaded_later(self.deployment)
         self._report("its deployment was deleted")
+        self._notify()
         if self._broken is not None and is_loaded_later(self.deployment):
             self._broken(Unavailable(f"the deployment {self.deployment} was deleted: load the model again"))
 
@@ -199,14 +212,12 @@ class RayModel:
         usable = [each for each in self._usable if each.is_usable]
         while not usable:
             self._raise_if_failed()
-            self._find_one()
-            try:
-                async with asyncio.timeout(ctx.remaining()):
-                    await self._wait_for_change()
-            except TimeoutError:
+            if not ctx.remaining():
                 doing = f" ({self._state})" if self._state is not None else ""
                 message = f"the model {self._model!r} has no replica that answers{doing}: try again soon"
-                raise ModelNotReady(message, param="model", retry_after=2.0) from None
+                raise ModelNotReady(message, param="model", retry_after=2.0)
+            self._find_one()
+            await self._wait_for_change(ctx.remaining())
             usable = [each for each in self._usable if each.is_usable]
         if len(usable) == 1:
             return usable[0]
@@ -264,7 +275,9 @@ class RayModel:
         usable = [(each, each.facts) for each in self._replicas.values() if each.is_usable and each.facts is not None]
         spaces = {facts.space for _, facts in usable}
         if usable and (self._facts is None or self._facts.space not in spaces):
-            self._facts = _describe(usable[0][1], self.deployment)
+            before, self._facts = self._facts, _describe(usable[0][1], self.deployment)
+            if before is not None and before.id != self._facts.id:
+                logger.warning("%s is another model now: %s", self.deployment, self._facts.source)
             if self._state is not None:
                 self._show_state()
         self._usable = [each for each, facts in usable if self._facts is not None and facts.space == self._facts.space]
@@ -274,11 +287,22 @@ class RayModel:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _wait_for_change(self) -> None:
-        await self._changed.wait()
+    async def _wait_for_change(self, seconds: float = math.inf) -> None:
+        """Return when something has changed, or after LOOK_AGAIN_S: a replica that hung goes on without a word."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(seconds, LOOK_AGAIN_S)):
+                await self._changed.wait()
 
     async def _call_codec(self, method: str, *arguments: Any) -> Any:
-        outcome = await self._cluster.call(self.deployment, method, *arguments)
+        try:
+            async with asyncio.timeout(CODEC_S):
+                try:
+                    outcome = await self._cluster.call(self.deployment, method, *arguments)
+                except TransportFailed:  # its replica was lost; it may be asked twice
+                    outcome = await self._cluster.call(self.deployment, method, *arguments)
+        except TimeoutError:
+            message = f"no replica of the model {self._model!r} has answered in {CODEC_S:g} s: try again later"
+            raise ModelNotReady(message, param="model", retry_after=2.0) from None
         if isinstance(outcome, PackedError):
             raise outcome.to_error()
         return outcome

@@ -90,10 +90,12 @@ class Replica:
 
     async def _run(self) -> None:
         try:
-            await self._process.run_once()
-        except OSError as error:
-            logger.info("%s cannot be reached at %s:%d: %s", self.name, self.address.host, self.address.port, error)
-            await asyncio.sleep(UNREACHABLE_S)
+            try:
+                await self._process.run_once()
+            except OSError as error:
+                logger.info("%s cannot be reached at %s:%d: %s", self.name, self.address.host, self.address.port, error)
+            if self.facts is None:
+                await asyncio.sleep(UNREACHABLE_S)
         finally:
             self.is_lost = True
             self._changed()

@@ -43,12 +43,11 @@ class StatusWatch:
         while self._models:
             try:
                 states = await self._cluster.states()
+                self._models = [model for model in self._models if not model.is_closed]
+                for model in self._models:
+                    model.note_state(states.get(model.deployment))
             except ShoalError as error:  # the controller is restarting: replicas answer meanwhile
                 logger.info("%s", error.message)
             except Exception:  # a bug; the next look may do better
                 logger.exception("reading the status of Ray Serve failed")
-            else:
-                self._models = [model for model in self._models if not model.is_closed]
-                for model in self._models:
-                    model.note_state(states.get(model.deployment))
             await asyncio.sleep(CALM_LOOK_S if all(model.is_calm for model in self._models) else LOOK_S)

@@ -214,12 +214,66 @@ async def test_the_deadline_ends_the_wait_for_a_replica() -> None:
             await given.model.run(EMBED, within(0.02))
 
 
+FAILED = DeploymentState("DEPLOY_FAILED", "no such model")
+
+
 async def test_a_deployment_that_cannot_run_is_an_error_at_once() -> None:
-    async with opened() as given:
-        given.model.note_state(DeploymentState("DEPLOY_FAILED", "no such model"))
+    """For requests, and for a load of a model in an application of its own."""
+    async with opened(*embedders(1)) as given:
+        await given.cluster.replicas[0].kill()
+        await until(lambda: not given.model.replicas())
+        given.model.note_state(FAILED)
         assert not given.model.ready()
         with pytest.raises(ModelFailed, match="no such model"):
+            await given.model.run(EMBED, within(30))
+    async with opened() as given:
+        given.model.deployment = DeploymentId("shoal.m", "m")
+        given.model.note_state(FAILED)
+        with pytest.raises(ModelFailed, match="no such model"):
             await given.model.open()
+
+
+async def test_a_configured_deployment_is_waited_for() -> None:
+    """A front that starts while Serve cannot run the model serves it once that is mended."""
+    async with opened() as given:
+        given.model.note_state(FAILED)
+        opening = asyncio.create_task(given.model.open())
+        await until(lambda: given.cluster.wakes > 0)
+        assert not opening.done()
+        given.cluster.start_replica("r0")
+        await opening
+
+
+async def test_the_only_replica_may_die() -> None:
+    """Serve says that the deployment is unhealthy while it starts another one: requests wait for that."""
+    async with opened(*embedders(1)) as given:
+        await given.cluster.replicas[0].kill()
+        await until(lambda: not given.model.replicas())
+        given.model.note_state(DeploymentState("UNHEALTHY", "a health check failed", {"STARTING": 1}))
+        running = asyncio.create_task(given.model.run(EMBED, within(30)))
+        await until(lambda: given.cluster.wakes > 1)
+        given.cluster.start_replica("r1")
+        await running
+
+
+async def test_a_late_front_learns_that_a_replica_leaves() -> None:
+    """One that connects while the replica drains does not send it work."""
+    async with opened(*embedders(1)) as given:
+        end = given.cluster.replicas[0]
+        release = asyncio.Event()
+        end.runner.release = release
+        running = asyncio.create_task(given.model.run(EMBED, within(30)))
+        await until(lambda: end.runner.begun == 1)
+        end.stop.set()
+        await until(lambda: end.gateway.draining)
+        async with opened() as late:
+            late.model._connect(end.address)
+            await until(
+                lambda: any(each.is_leaving for each in late.model._replicas.values()) or not late.model._replicas
+            )
+            assert not late.model._usable or not late.model._usable[0].is_usable
+        release.set()
+        await running
 
 
 async def test_a_deleted_deployment_is_reported_once() -> None:
