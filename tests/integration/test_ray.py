@@ -128,15 +128,18 @@ def until(true: Any, log: Path | None = None) -> None:
 
 def pids_of(deployment: str, env: dict[str, str]) -> list[int]:
     """Processes of the replicas of a deployment of this cluster."""
-    found = []
+    return list(_find_pids(f"ray::ServeReplica:shoal:{deployment}", env))
+
+
+def _find_pids(title: str, env: dict[str, str]) -> Iterator[int]:
+    """Processes of this cluster whose title begins so."""
     for each in Path("/proc").glob("[0-9]*"):
         try:
-            title, own = (each / "cmdline").read_bytes(), (each / "environ").read_bytes()
+            shown, own = (each / "cmdline").read_bytes(), (each / "environ").read_bytes()
         except OSError:
             continue
-        if title.startswith(f"ray::ServeReplica:shoal:{deployment}".encode()) and env["RAY_AUTH_TOKEN"].encode() in own:
-            found.append(int(each.name))
-    return found
+        if shown.startswith(title.encode()) and env["RAY_AUTH_TOKEN"].encode() in own:
+            yield int(each.name)
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +199,8 @@ def served() -> Iterator[Served]:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+        for pid in _find_pids("", env):  # HAProxy outlives a cluster that is stopped so
+            os.kill(pid, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
 
 
