@@ -40,7 +40,7 @@ class ReplicaMetrics:
     def report(self) -> None:
         """Set the gauges, and count what is new."""
         lengths = self._running.queues.lengths()
-        self._requests.set(sum(model.inflight for model in self._running.gateway.registry))
+        self._requests.set(count_requests(self._running))
         self._items.set(sum(items for _, items, _ in lengths))
         self._tokens.set(sum(tokens for _, _, tokens in lengths))
         stats = self._running.counts.stats_for(self._model)
@@ -49,3 +49,8 @@ class ReplicaMetrics:
             if now > before:  # Ray refuses 0
                 counter.inc(now - before)
         self._counted = counted
+
+
+def count_requests(running: RunningModels) -> int:
+    """Return the requests that are not answered."""
+    return sum(model.inflight for model in running.gateway.registry)

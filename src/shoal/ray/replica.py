@@ -21,7 +21,7 @@ from shoal.core.packed_error import PackedError
 from shoal.core.protocols import Observer, Token
 from shoal.core.registry import Model, Registry
 from shoal.errors import ConfigError, ShoalError, Unsupported
-from shoal.ray.metrics import ReplicaMetrics
+from shoal.ray.metrics import ReplicaMetrics, count_requests
 from shoal.ray.scaling import POLICY, QUEUED_TOKENS, REQUESTS
 from shoal.server.memory_allocation import keep_freed_memory
 from shoal.types import BatchTask, Chunk, Context, Generate, Result
@@ -126,7 +126,7 @@ class ModelReplica:
         ones are rarely in flight when Serve looks."""
         done = self._running.counts.stats_for(self._name).inference_count
         asked, self._done = done != self._done, done
-        requests = max(sum(model.inflight for model in self._running.gateway.registry), int(asked))
+        requests = max(count_requests(self._running), int(asked))
         return {REQUESTS: requests, QUEUED_TOKENS: sum(tokens for _, _, tokens in self._running.queues.lengths())}
 
     async def __del__(self) -> None:

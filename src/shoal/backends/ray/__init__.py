@@ -76,7 +76,7 @@ class RayBackend(Backend):
             try:
                 await cluster.start(self.resources.build_deployment(target), own)
                 runner = await self._open(target, application, target.name, report)
-            except BaseException:
+            except BaseException:  # a cancelled load as well: nothing else would delete it
                 await asyncio.shield(cluster.delete(own))
                 raise
         if target.addresses[0].id not in (runner.facts.id, ""):
@@ -94,7 +94,7 @@ class RayBackend(Backend):
         watch.add(runner)
         try:
             await runner.open()
-        except BaseException:
+        except BaseException:  # a cancelled load as well
             await runner.aclose()
             raise
         return runner

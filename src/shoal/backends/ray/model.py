@@ -193,7 +193,7 @@ class RayModel:
         self.is_gone = is_loaded_later(self.deployment)
         self._report("its deployment was deleted")
         self._notify()
-        if self._broken is not None and is_loaded_later(self.deployment):
+        if self._broken is not None and self.is_gone:
             self._broken(Unavailable(f"the deployment {self.deployment} was deleted: load the model again"))
 
     def _show_state(self) -> None:
