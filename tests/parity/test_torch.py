@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from shoal.models.convert.verify import min_cosine
 from shoal.specs import LayerSpec, MultiSpec, PartsSpec, ScoreSpec, SparseSpec, TextSpec
 from shoal.types import Array
 from tests.contract.engines.tiny import batch
-from tests.parity.reference_models import CASES, LETTERS, LONGEST, WORDS, Case, write
+from tests.parity.family_models import HIDDEN, MODELS, other, words_tokenizer
+from tests.parity.reference_models import CASES, LONGEST, Case, write
 from tests.parity.test_reference import TEXTS
 from tests.parity.torch_models import TinyBert, modules
 
@@ -31,7 +32,6 @@ pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), pytest.m
 
 COSINE = 0.99999
 DIFFERENCE = 2e-5
-HIDDEN = 32
 
 
 async def spec_of(folder: Path, **changes: Any) -> TextSpec:
@@ -118,101 +118,8 @@ async def test_prompts_are_left_out_of_pooling(tmp_path: Path, case: Case) -> No
     close(got["sentence_embedding"], model.encode(texts, prompt_name=name, convert_to_numpy=True))
 
 
-def words_tokenizer(folder: Path, *, last: str = "") -> int:
-    """Write a tokenizer.json of words and letters; `last` is appended to every text. Return the size of its
-    vocabulary."""
-    import transformers
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *dict.fromkeys((*WORDS, *LETTERS))]
-    ids = {token: index for index, token in enumerate(vocabulary)}
-    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    frame = f"$A {last}" if last else "[CLS] $A [SEP]"
-    special = [(token, ids[token]) for token in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing(single=frame, special_tokens=special)
-    wrapped = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
-    )
-    wrapped.padding_side = "left" if last else "right"
-    wrapped.save_pretrained(folder)
-    return len(vocabulary)
-
-
-def _modernbert(size: int) -> Any:
-    import transformers
-
-    config = transformers.ModernBertConfig(
-        vocab_size=size, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-        max_position_embeddings=64, global_attn_every_n_layers=2, local_attention=8, pad_token_id=0,
-        bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3,
-    )  # fmt: skip
-    return transformers.ModernBertModel(config)
-
-
-def _deberta(size: int) -> Any:
-    import transformers
-
-    config = transformers.DebertaV2Config(
-        vocab_size=size, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=64, relative_attention=True, position_buckets=16, pos_att_type=["p2c", "c2p"],
-        type_vocab_size=0, position_biased_input=False, norm_rel_ebd="layer_norm", share_att_key=True,
-    )  # fmt: skip
-    return transformers.DebertaV2Model(config)
-
-
-def _t5(size: int) -> Any:
-    import transformers
-
-    config = transformers.T5Config(vocab_size=size, d_model=HIDDEN, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
-    return transformers.T5EncoderModel(config)
-
-
-def _qwen3(size: int) -> Any:
-    import transformers
-
-    config = transformers.Qwen3Config(
-        vocab_size=size, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=128,
-    )  # fmt: skip
-    return transformers.Qwen3Model(config)
-
-
-OTHERS: dict[str, tuple[Callable[[int], Any], str]] = {
-    "modernbert": (_modernbert, "mean"),
-    "deberta-v2": (_deberta, "cls"),
-    "t5": (_t5, "mean"),
-    "qwen3": (_qwen3, "lasttoken"),
-}
-"""Architectures without a graph in Shoal, with the pooling of their embedding models."""
-
-
-def other(name: str, folder: Path, dtype: str = "float32") -> Path:
-    import torch
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer import modules as st
-
-    torch.manual_seed(11)
-    make, pooling = OTHERS[name]
-    encoder = folder / "encoder"
-    size = words_tokenizer(encoder, last="[SEP]" if pooling == "lasttoken" else "")
-    model = make(size)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.to(getattr(torch, dtype)).save_pretrained(encoder)
-    parts = [
-        st.Transformer(str(encoder), max_seq_length=LONGEST, model_kwargs={"dtype": "auto"}),
-        st.Pooling(HIDDEN, pooling_mode=pooling),
-        st.Normalize(),
-    ]
-    SentenceTransformer(modules=parts).save(str(folder / "model"), create_model_card=False)
-    return folder / "model"
-
-
-@pytest.mark.parametrize("name", OTHERS)
-async def test_architectures_without_a_graph(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", MODELS)
+async def test_every_family(tmp_path: Path, name: str) -> None:
     """Architectures that transformers supports are served, in any batch, with the vectors of sentence-transformers."""
     folder = other(name, tmp_path)
     model = reference(folder)

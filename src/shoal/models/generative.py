@@ -13,6 +13,7 @@ from shoal.models.convert.contract.json_file import JsonFile, read_object
 from shoal.models.gguf import Gguf, read_gguf, write_settings
 from shoal.models.gguf_support import check as check_support
 from shoal.models.manifest import GenerationSpec
+from shoal.models.rerankers import MARK
 from shoal.models.sources.select import IR, find_generative_graph
 from shoal.models.tokenizer_file import TOKENIZER
 
@@ -52,10 +53,10 @@ def find_graph(folder: Path) -> tuple[str, ...]:
 
 
 def is_causal(folder: Path) -> bool:
-    """Whether config.json names a generative architecture, and no modules.json makes it an embedder."""
+    """Whether config.json names a generative architecture, and no other file makes it an embedder or reranker."""
     config = read_object(folder, "config.json")
     names = config.data.get("architectures") if config else None
-    if (folder / "modules.json").is_file() or not isinstance(names, list):
+    if any((folder / name).is_file() for name in ("modules.json", MARK)) or not isinstance(names, list):
         return False
     return any(isinstance(name, str) and name.endswith(_CAUSAL) for name in names)
 
@@ -161,10 +162,7 @@ def _context(config: JsonFile) -> int | None:
 def _vocabulary(config: JsonFile) -> int:
     """Return the width of the logits, 0 if the file does not state it as a number."""
     key = "vocab_size"
-    size = config.integer(key, 0) if isinstance(config.data.get(key), int) else 0
-    if size > _MOST_TOKENS:
-        raise config.refuse(key, f"must be at most {_MOST_TOKENS}, not {size}; fetch the model again")
-    return size
+    return config.integer(key, 0, most=_MOST_TOKENS) if isinstance(config.data.get(key), int) else 0
 
 
 def _stops(folder: Path) -> tuple[int, ...]:

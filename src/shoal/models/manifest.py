@@ -20,7 +20,7 @@ NOTES = "notes.json"
 """What engines learned about a model on this machine; worth keeping, but not part of the model."""
 
 FORMAT = 1
-CONVERTER = 3
+CONVERTER = 4
 """Increased whenever the conversion changes its output for the same files; older results are then converted again."""
 
 

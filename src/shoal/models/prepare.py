@@ -16,10 +16,11 @@ import msgspec
 from shoal.errors import AddressError, ModelFileError, SourceError
 from shoal.models.address import Address, parse_source
 from shoal.models.convert import as_published
-from shoal.models.convert.pickles import Export, convert_pickles
+from shoal.models.convert.pickles import convert_pickles
 from shoal.models.generative import find_graph, is_causal, prepare_generative
 from shoal.models.manifest import CONVERTER, GenerationSpec, ImagePart, Manifest, Verdict, measure
 from shoal.models.progress import Progress, Stop
+from shoal.models.rerankers import ADVICE
 from shoal.models.sources import Access, FetchedModel, fetch
 from shoal.models.sources.access import disk_error
 from shoal.models.sources.folder import resolve
@@ -29,6 +30,7 @@ from shoal.specs import ContrastSpec, TextSpec
 
 if TYPE_CHECKING:
     from shoal.models.convert.convert import ConversionResult
+    from shoal.models.convert.export import ExportResult
     from shoal.models.convert.export_dual_encoder import ExportedTowers
     from shoal.models.convert.verify import Run
 
@@ -36,6 +38,14 @@ SOURCE = "source"
 
 OpenGraph: TypeAlias = "Callable[[Path], Run]"
 """Opens a graph file on an engine, in f32, for a few runs."""
+
+
+class Export(Protocol):
+    """Exports the model of a folder into an empty one, with a graph, as `export.export` does."""
+
+    def __call__(
+        self, folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop, /
+    ) -> ExportResult: ...
 
 
 class ExportTowers(Protocol):
@@ -48,9 +58,9 @@ class ExportTowers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fallbacks:
-    """Ways to run a model that Shoal cannot read itself. `export` handles pickled weights and architectures without a
-    graph; `towers` handles those for images. With `folders`, the engine can run a model's own folder, so an unknown
-    architecture stays unchanged."""
+    """Ways to run a model that Shoal cannot read itself. `export` handles architectures without a graph; `towers`
+    handles those for images. With `folders`, the engine can run a model's own folder, so an unknown architecture stays
+    unchanged."""
 
     export: Export | None = None
     folders: bool = False
@@ -99,7 +109,7 @@ def prepare(  # noqa: PLR0913 - all but one may be left out, and each is said by
                 except SourceError as error:
                     raise error.with_message("; ".join((*damage, error.message))) from error
             steps = _Steps(progress, stop)
-            fetched = convert_pickles(fetched, partial, ways.export, steps, stop)
+            fetched = convert_pickles(fetched, partial, steps, stop)
             made = _prepare_generative(fetched, partial, steps) or _make_graph(fetched, partial, engine, steps, ways)
             stop.check()
             stored = store.commit(partial, address, _describe(address, fetched, partial, made))
@@ -173,11 +183,16 @@ def _prepare_generative(fetched: FetchedModel, target: Path, steps: _Steps) -> _
         if is_causal(fetched.folder) and not (fetched.folder / "onnx").is_dir():
             raise ModelFileError(
                 "names a language model, but the folder has neither openvino_model.xml nor a .gguf file: convert it "
-                f"with `optimum-cli export openvino --model MODEL FOLDER`, then {SERVE_FOLDER}",
+                f"with `optimum-cli export openvino --model MODEL FOLDER`, then {SERVE_FOLDER}. {ADVICE}",
                 file="config.json",
                 key="architectures",
             )
         return None
+    if "rerank" in fetched.address.id.lower():
+        steps.note(
+            f"{fetched.address.id} looks like a reranker, but its graph generates text and is served as a language "
+            f"model. For scores, serve its safetensors. {ADVICE}"
+        )
     steps("read", 0.0)
     made = prepare_generative(fetched.folder, target, place="" if inside else str(fetched.folder))
     steps("read", 1.0)
@@ -213,7 +228,7 @@ def _make_graph(
             ) from None
         steps.note("Shoal does not build this architecture: PyTorch exports it, which may take minutes")
     with tempfile.TemporaryDirectory(dir=target, prefix=".export-") as place:
-        found = ways.export(folder, Path(place), steps, steps.stop, graph=True)
+        found = ways.export(folder, Path(place), steps, steps.stop)
         converted, verdict = _convert(Path(place), target, engine, steps)
     text = f"exported by PyTorch ({found.verification})"
     return _to_result(msgspec.structs.replace(converted, text=text), verdict, source="exported")
@@ -355,7 +370,7 @@ def _describe(address: Address, fetched: FetchedModel, target: Path, made: _Grap
     prefix = f"{SOURCE}/"
     published = {name.removeprefix(prefix): facts.sha256 for name, facts in files.items() if name.startswith(prefix)}
     if any(map(is_pickle, fetched.published_hashes)):
-        text = f"{made.conversion}; PyTorch converted its pickles to safetensors"
+        text = f"{made.conversion}; its pickles were converted to safetensors"
         made = msgspec.structs.replace(made, conversion=text)
     return Manifest(
         **msgspec.structs.asdict(made),

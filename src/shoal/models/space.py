@@ -43,6 +43,7 @@ def hash_weights(stored: StoredModel) -> str:
         spec.max_tokens,
         # What goes beyond one dense vector per text. A missing part does not change the digits.
         *(each for each in (spec.sparse, spec.multi, spec.score) if each is not None),
+        *((spec.embedding_tasks, spec.default_embedding_task) if spec.embedding_tasks else ()),
         *(() if spec.frame_tokens and not spec.dropped else (spec.frame_tokens, spec.dropped)),
     ]
     return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]

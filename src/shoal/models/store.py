@@ -306,9 +306,11 @@ def _matches(manifest: Manifest, address: Address) -> bool:
 
 
 def _entry_name(address: Address, manifest: Manifest) -> str:
-    """Return the entry's name: the revision, preceded by the requested name if that differs: `main+4c2a...`."""
+    """Return the entry's name: the revision, preceded by the quantization or form of reranker and the requested
+    revision if there are such: `+Q8_0+main+4c2a...`. No revision begins with "+", so none is taken for a form."""
     requested = address.revision if address.revision != manifest.revision else ""
-    return "+".join(filter(None, (requested.replace("/", "+"), manifest.revision)))
+    form = address.form or address.reranker
+    return "+".join(filter(None, (form and f"+{form}", requested.replace("/", "+"), manifest.revision)))
 
 
 def _folders(parent: Path) -> Iterator[Path]:

@@ -38,7 +38,7 @@ def write_tokenizer(folder: Path, contract: Contract, target: Path) -> None:
     source = contract.file(TOKENIZER)
     stored = read_object(folder, source)
     if stored is not None:
-        changed = _follow_config(stored.data, kind, config)
+        changed = _follow_config(stored.data, kind, config) | _drop_unknown_tokens(stored.data, contract)
         target.write_bytes(_encode(stored.data) if changed else (folder / source).read_bytes())
     else:
         target.write_text(_build(folder, contract, kind, config).to_str(pretty=False), encoding="utf-8")
@@ -54,7 +54,7 @@ def _class(folder: Path, contract: Contract, config: JsonFile) -> str:
     if contract.encoder.family == "roberta":
         model = read_object(folder, contract.file("config.json"))
         return _CLASS_OF_TYPE.get(model.text("model_type"), "") if model else ""
-    return _CLASS_OF[contract.encoder.family]
+    return _CLASS_OF.get(contract.encoder.family, "")
 
 
 def _follow_config(data: dict[str, Any], kind: str, config: JsonFile) -> bool:
@@ -72,6 +72,21 @@ def _follow_config(data: dict[str, Any], kind: str, config: JsonFile) -> bool:
     changes = {key: value for key, value in settings.items() if data.get(key) != value}
     data.update(changes)
     return bool(changes)
+
+
+def _drop_unknown_tokens(data: dict[str, Any], contract: Contract) -> bool:
+    """Remove added tokens without a row in the embeddings, such as those for images in a model of texts: they are read
+    as other text. Return whether there were any."""
+    added, encoder = data.get("added_tokens"), contract.encoder
+    if encoder is None or not isinstance(added, list):
+        return False
+    kept = [each for each in added if not (isinstance(each, dict) and _is_beyond(each.get("id"), encoder.vocab_size))]
+    data["added_tokens"] = kept
+    return len(kept) < len(added)
+
+
+def _is_beyond(id: object, size: int) -> bool:
+    return isinstance(id, int) and id >= size
 
 
 def _bert_normalizer(config: JsonFile) -> dict[str, Any]:

@@ -18,13 +18,15 @@ PLAIN: tuple[VectorKind, ...] = ("dense",)
 
 class RowOptions(NamedTuple):
     """How to build an item's row. `skip`: leading tokens to exclude from pooling. `tokens`: number of ids that are its
-    text and special tokens; any ids after them pad a query. `query`: whether it is a late-interaction query."""
+    text and special tokens; any ids after them pad a query. `query`: whether it is a late-interaction query.
+    `adapter`: the number of its task's adapter, 0 for none."""
 
     shape: Shape
     skip: int
     tokens: int
     kinds: tuple[VectorKind, ...]
     query: bool
+    adapter: int = 0
 
 
 def check_kinds(kinds: Sequence[VectorKind], has: Sequence[VectorKind]) -> None:

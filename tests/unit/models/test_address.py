@@ -120,6 +120,10 @@ def test_hostile_names_are_refused(name: str) -> None:
     [
         ("org/name", Address(scheme="hf", target="org/name")),
         ("bert-base", Address(scheme="hf", target="bert-base")),
+        ("org/name:q8_0", Address(scheme="hf", target="org/name", form="Q8_0")),
+        ("hf.co/org/name:UD-Q4_K_XL", Address(scheme="hf", target="org/name", form="UD-Q4_K_XL")),
+        ("huggingface.co/org/name:latest", Address(scheme="hf", target="org/name")),
+        ("hf:org/name:BF16@main", Address(scheme="hf", target="org/name", form="BF16", revision="main")),
         ("hf:org/name@refs/pr/1", Address(scheme="hf", target="org/name", revision="refs/pr/1")),
         ("pypi:GT_All.mini==0.1.0", Address(scheme="pypi", target="gt-all-mini", revision="0.1.0")),
         ("file:/a//b/", Address(scheme="file", target="/a/b")),

@@ -88,6 +88,16 @@ class TestChoice:
         assert find_generative_graph(names) == ("m-Q4_K_M.gguf",)
         assert find_generative_graph(["m.gguf", "m-00001-of-00002.gguf"]) == ("m.gguf",)
 
+    def test_a_quantization(self) -> None:
+        """The one that ends a file's name, in any case; projectors of images are not models."""
+        names = ["m-Q8_0.gguf", "m-Q4_K_M.gguf", "m.f16.gguf", "mmproj-m-Q8_0.gguf", "m-UD-Q4_K_M.gguf"]
+        assert find_generative_graph(names, "Q8_0") == ("m-Q8_0.gguf",)
+        assert find_generative_graph(names, "F16") == ("m.f16.gguf",)
+        assert find_generative_graph(names, "UD-Q4_K_M") == ("m-UD-Q4_K_M.gguf",)
+        with pytest.raises(SourceError, match=r"0 of its GGUF files are Q5_0.*m-Q8_0\.gguf"):
+            choose_files([*SETTINGS, *names], form="Q5_0")
+        assert find_generative_graph(["m-Q8_0.gguf", "mmproj-m-F16.gguf"]) == ("m-Q8_0.gguf",)
+
     @pytest.mark.parametrize(
         "names", [["a.gguf", "b.gguf"], ["a-Q4_K_M.gguf", "b-q4_k_m.gguf"], ["m-00001-of-00002.gguf"]]
     )

@@ -25,7 +25,7 @@ from tests.unit.models.engines import openvino_run
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A BERT with another model_type."""
-    return rename(checkpoint(tmp_path / "model"), "modernbert")
+    return rename(checkpoint(tmp_path / "model"), "xlnet")
 
 
 @pytest.fixture
@@ -44,11 +44,8 @@ def rename(folder: Path, model_type: str, **more: object) -> Path:
     return folder
 
 
-def exporting(
-    folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop, *, graph: bool
-) -> ExportResult:
+def exporting(folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop) -> ExportResult:
     """An exporter whose output can be converted."""
-    assert graph
     progress("export", 0.5)
     shutil.copytree(folder, into, dirs_exist_ok=True)
     rename(into, "bert")
@@ -56,9 +53,7 @@ def exporting(
 
 
 def test_without_a_way_it_is_refused(store: Store, address: Address) -> None:
-    with pytest.raises(
-        ModelFileError, match=r"^config.json: model_type: 'modernbert' .*pip install -e '\.\[convert\]'"
-    ):
+    with pytest.raises(ModelFileError, match=r"^config.json: model_type: 'xlnet' .*pip install -e '\.\[convert\]'"):
         prepare(address, store=store)
     assert store.entries() == []
 
@@ -78,7 +73,7 @@ def test_it_is_exported_converted_and_verified(store: Store, address: Address, r
 
 
 def test_an_export_that_fails_leaves_nothing(store: Store, address: Address) -> None:
-    def fails(*_: object, graph: bool) -> ExportResult:
+    def fails(*_: object) -> ExportResult:
         raise VerificationFailed("the exported graph does not agree with PyTorch")
 
     with pytest.raises(VerificationFailed):
@@ -86,7 +81,7 @@ def test_an_export_that_fails_leaves_nothing(store: Store, address: Address) -> 
     assert store.entries() == []
 
 
-def never(*_: object, graph: bool) -> ExportResult:
+def never(*_: object) -> ExportResult:
     pytest.fail("it was exported")
 
 
@@ -111,9 +106,7 @@ def test_a_known_family_with_unknown_parts_is_exported(store: Store, tmp_path: P
     """Shoal builds BERT, but not with relative positions; PyTorch does."""
     folder = rename(checkpoint(tmp_path / "model"), "bert", position_embedding_type="relative_key")
 
-    def export(
-        folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop, *, graph: bool
-    ) -> ExportResult:
+    def export(folder: Path, into: Path, progress: Callable[[str, float], None], stop: Stop) -> ExportResult:
         shutil.copytree(folder, into, dirs_exist_ok=True)
         rename(into, "bert", position_embedding_type="absolute")
         return ExportResult(folder=str(into), kind="encoder")
@@ -141,7 +134,7 @@ def test_an_engine_of_folders_gets_it_as_it_is(store: Store, address: Address) -
 
 def test_a_prompt_that_is_left_out_is_an_input(tmp_path: Path) -> None:
     pooling = {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True, "include_prompt": False}
-    folder = rename(checkpoint(tmp_path / "model", pooling=pooling), "modernbert")
+    folder = rename(checkpoint(tmp_path / "model", pooling=pooling), "xlnet")
     assert as_published.prepare_published(folder, tmp_path).spec.inputs == (
         "input_ids",
         "attention_mask",
@@ -154,9 +147,7 @@ def test_a_classifier_runs_from_its_folder(
     folder: Path, tmp_path: Path, types: int, names: list[str] | None, inputs: int
 ) -> None:
     """Labels come from its files; segments are used if model and tokenizer have them."""
-    rename(
-        folder, "modernbert", architectures=["XForSequenceClassification"], id2label={"0": "x"}, type_vocab_size=types
-    )
+    rename(folder, "xlnet", architectures=["XForSequenceClassification"], id2label={"0": "x"}, type_vocab_size=types)
     (folder / "modules.json").unlink()
     if names is not None:
         (folder / "tokenizer_config.json").write_text(json.dumps({"model_input_names": names, "model_max_length": 9}))
@@ -168,7 +159,7 @@ def test_a_classifier_runs_from_its_folder(
 
 def test_splade_runs_from_its_folder(folder: Path, tmp_path: Path) -> None:
     """A masked language model, which has no token vectors."""
-    rename(folder, "modernbert", architectures=["XForMaskedLM"], _name_or_path="org/splade-x")
+    rename(folder, "xlnet", architectures=["XForMaskedLM"], _name_or_path="org/splade-x")
     (folder / "modules.json").unlink()
     spec = as_published.prepare_published(folder, tmp_path).spec
     assert (spec.kinds, spec.outputs, spec.dimension) == (("sparse",), ("sparse_embedding",), 0)
@@ -178,11 +169,11 @@ def test_invalid_model_files_are_refused(folder: Path, tmp_path: Path) -> None:
     """Invalid labels and unreadable weights."""
     modules = (folder / "modules.json").read_bytes()
     (folder / "modules.json").unlink()
-    rename(folder, "modernbert", architectures=["XForSequenceClassification"], id2label={"1": "x"})
+    rename(folder, "xlnet", architectures=["XForSequenceClassification"], id2label={"1": "x"})
     with pytest.raises(ModelFileError, match="id2label"):
         as_published.prepare_published(folder, tmp_path)
     (folder / "modules.json").write_bytes(modules)
-    rename(folder, "modernbert", architectures=None)
+    rename(folder, "xlnet", architectures=None)
     (folder / "model.safetensors").write_bytes(b"short")
     with pytest.raises(ModelFileError, match="not a complete safetensors file"):
         as_published.prepare_published(folder, tmp_path)

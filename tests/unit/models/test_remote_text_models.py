@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from shoal.backends import parse_address
 from shoal.core.protocols import EngineFacts, Prepared
 from shoal.errors import AddressError, ConfigError, ModelFileError, SourceError
-from shoal.models.convert import reference
+from shoal.models.convert import numpy_transformer, reference
 from shoal.models.convert.contract import read_contract
 from shoal.models.convert.contract.weights import open_weights
 from shoal.models.prepare import prepare
@@ -300,7 +300,7 @@ def test_vectors_are_those_of_the_whole_model(tmp_path: Path, store: Store, mode
     contract = read_contract(checkpoint_folder)
     assert contract.encoder is not None
     tokens = np.full((*inputs["input_ids"].shape, checkpoints.HIDDEN), np.nan, dtype=np.float32)
-    for row, rows in enumerate(reference._encode(open_weights(checkpoint_folder, ""), contract.encoder, texts)):
+    for row, rows in enumerate(numpy_transformer.encode(open_weights(checkpoint_folder, ""), contract.encoder, texts)):
         tokens[row, : len(rows)] = rows
     skip = 0 if include_prompt else len(("[CLS]", "to", ":"))
     expected = reference.embed(checkpoint_folder, contract, contract.encoder, texts, [skip, skip]).sentence

@@ -424,6 +424,13 @@ def test_notes_are_optional(store: Store) -> None:
     assert store.notes(stored) == {}
 
 
+def test_a_branch_may_be_called_as_a_form(store: Store) -> None:
+    """A quantization's or a reranker's entry does not take the place of that branch's."""
+    texts = ("hf:org/tiny#reranker=qwen3", "hf:org/tiny@qwen3", "hf:org/tiny:Q8_0", "hf:org/tiny@Q8_0")
+    stored = [put(store, parse_address(text)) for text in texts]
+    assert [store.find(parse_address(text)) for text in texts] == stored
+
+
 def test_files_are_added_by_one_at_a_time(store: Store) -> None:
     """In a temporary folder that is always removed, with leftovers of dead processes."""
     stored = put(store, parse_address("hf:org/name"))

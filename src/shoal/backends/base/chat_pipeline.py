@@ -5,13 +5,14 @@ The files are those of the Hugging Face Hub. Where several of them set the same 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from shoal.config.settings import Settings
 from shoal.errors import ConfigError, ModelFileError
 from shoal.models.convert.contract.json_file import JsonFile, read_object
+from shoal.models.convert.contract.special_tokens import read_special_tokens
 from shoal.pipelines.chat.pipeline import ChatOptions, TextChatPipeline
 from shoal.pipelines.chat.template import ChatTemplate
 from shoal.pipelines.chat.vocabulary import Vocabulary
@@ -83,7 +84,7 @@ class _ModelFiles:
         self._tokenizer = self._read(TOKENIZER_CONFIG)
         self._config = self._read("config.json")
         self._generation = self._read("generation_config.json")
-        self.special_tokens = _special_tokens(self._read("special_tokens_map.json")) | _special_tokens(self._tokenizer)
+        self.special_tokens = read_special_tokens(self._read("special_tokens_map.json"), self._tokenizer)
 
     def vocabulary(self) -> Vocabulary | None:
         if self._folder is None:
@@ -166,16 +167,6 @@ def _read_text_file(path: Path, file: str) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ModelFileError(f"is not UTF-8: {error}", file=file) from error
-
-
-def _special_tokens(file: JsonFile) -> dict[str, str]:
-    """Read the special tokens. Each is a text, or an object whose `content` is the text."""
-    made: dict[str, str] = {}
-    for name, value in file.data.items():
-        text = value.get("content") if isinstance(value, Mapping) else value
-        if name.endswith("_token") and isinstance(text, str):
-            made[name] = text
-    return made
 
 
 def _eos_ids(file: JsonFile) -> list[int]:

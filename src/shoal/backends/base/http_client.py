@@ -19,6 +19,7 @@ from urllib.parse import quote, urlsplit
 
 from shoal.backends.base.http_answer import Answer, RequestNotSent, transport_error
 from shoal.backends.base.http_connection import Connection, ConnectTimedOut, Disconnected, encode_head
+from shoal.core.recording import outgoing_trace
 from shoal.errors import ConfigError, DeadlineExceeded, UpstreamFailed
 
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -165,6 +166,8 @@ class Client:
         head = self._encode_head(method, path)
         if request_id and _REQUEST_ID.fullmatch(request_id):
             head += f"x-request-id: {request_id}\r\n".encode()
+        for name, value in outgoing_trace():
+            head += f"{name}: {value}\r\n".encode()
         head += b"content-length: %d\r\n\r\n" % len(body) if body or method == "POST" else b"\r\n"
         while True:
             connection = await self._connect(deadline)

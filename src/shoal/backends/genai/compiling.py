@@ -85,7 +85,7 @@ class GuideChecker:
         Raises InvalidValue if it cannot, Overloaded if too many guides wait, Crashed if no trial process starts, and
         the errors of `prepare`. A trial that has not begun is cancelled with its last waiting request.
         """
-        key = hashlib.sha256(f"{guide.kind}\0{guide.value}".encode()).digest()
+        key = _key(guide)
         refused, until = self._verdicts.get(key, ("", 0.0))
         if until < asyncio.get_running_loop().time():
             refused = await self._await_trial(key, guide)
@@ -93,6 +93,15 @@ class GuideChecker:
             self._verdicts.move_to_end(key)
         if refused:
             raise InvalidValue(refused, param=guide.field)
+
+    @property
+    def pending(self) -> int:
+        """Number of trials that run or wait."""
+        return len(self._trials)
+
+    def knows(self, guide: Guide) -> bool:
+        """Whether the guide was tried."""
+        return _key(guide) in self._verdicts
 
     async def _await_trial(self, key: bytes, guide: Guide) -> str:
         """Return the reason for rejection, or "". Requests for the same guide share one trial."""
@@ -190,6 +199,10 @@ class GuideChecker:
             (made,) = await asyncio.gather(child, return_exceptions=True)
             if isinstance(made, _TrialProcess):
                 await made.end()
+
+
+def _key(guide: Guide) -> bytes:
+    return hashlib.sha256(f"{guide.kind}\0{guide.value}".encode()).digest()
 
 
 class _PendingTrial:

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from shoal.backends.genai.compiling import GuideChecker
 from shoal.backends.genai.hang_watch import GONE_AT, LOOK_S, Watch
 from shoal.backends.genai.messages import (
@@ -39,6 +41,15 @@ from shoal.errors import (
 from shoal.types import Context, Guide, Sampling, TokenLogprob
 
 logger = logging.getLogger("shoal.backends.genai")
+
+OPTIONAL_S = 2.0
+"""Maximum seconds to wait for the trial of an optional guide."""
+
+MAX_OPTIONAL_TRIALS = 4
+"""With so many formats being compiled, an optional one is not: those that requests depend on would wait for it."""
+
+MAX_OPTIONAL_BYTES = 2**28
+"""Bytes of compiled guides from which on new optional ones are not compiled: the model's process keeps them all."""
 
 _ERRORS: dict[str, type[ShoalError]] = {
     each.kind: each for each in (InvalidValue, OutOfMemory, EngineFailed, InternalError)
@@ -75,6 +86,7 @@ class GenaiGenerator:
         self._facts = GeneratorFacts(
             name=name,
             parameters=PARAMETERS | ({"guide"} if opened.guided else frozenset()),
+            structural_tags=opened.guided,
             top_logprobs=0,
             wants_ids=True,
             output_mode="ids",
@@ -124,8 +136,12 @@ class GenaiGenerator:
         ids = self._check_prompt(prompt, adapter)
         number = next(self._numbers)
         start = _encode_start(Start(id=number, ids=ids, sampling=sampling))
-        if self._failure is None and sampling.guide is not None and "guide" in self._facts.parameters:
-            await self._try_guide(sampling.guide, ctx)
+        guide = sampling.guide
+        if self._failure is None and guide is not None and "guide" in self._facts.parameters:
+            if not guide.optional:
+                await self._try_guide(guide, ctx)
+            elif not await self._can_use(guide, ctx):
+                start = _encode_start(Start(id=number, ids=ids, sampling=replace(sampling, guide=None)))
         if self._failure is not None:
             raise copy(self._failure)
         if self._watch.silent:
@@ -157,6 +173,21 @@ class GenaiGenerator:
                 await self._trials.check(guide)
         except TimeoutError:
             raise DeadlineExceeded("the output format was not compiled in time: try again") from None
+
+    async def _can_use(self, guide: Guide, ctx: Context) -> bool:
+        """Whether the model can follow an optional guide now. A trial that takes longer goes on for later requests."""
+        is_full = self._trials.size > MAX_OPTIONAL_BYTES or self._trials.pending >= MAX_OPTIONAL_TRIALS
+        if is_full and not self._trials.knows(guide):
+            return False
+        try:
+            async with asyncio.timeout(min(OPTIONAL_S, ctx.remaining())):
+                await self._trials.check(guide)
+        except (TimeoutError, ShoalError) as error:
+            if self._failure is not None:
+                raise
+            logger.debug("%s answers without a guide for its tool calls: %s", self._facts.name, error)
+            return False
+        return True
 
     async def _prepare(self, guide: Guide) -> None:
         """Let the model's process compile a guide that passed its trial, while answers continue."""

@@ -240,15 +240,19 @@ class GenerationLoop:
         """Restart an evicted answer after its tokens so far.
 
         When the cache has no room for any request's next step, the pipeline drops all requests, even those that only
-        waited for one just cancelled. An answer that needs more than the whole cache fails.
+        waited for one just cancelled. An answer that needs more than the whole cache fails, as does one with a guide,
+        which cannot begin in the middle: it goes on without an optional one.
         """
+        guide = answer.start.sampling.guide if answer.output_ids else None
         needed, capacity = len(answer.start.ids) + len(answer.output_ids), self._pipeline.capacity
         answer.tries += 1
         if capacity and needed >= capacity:
             self._fail(answer.start.id, _no_room_error(needed, capacity))
-        elif answer.tries > MAX_RESTARTS or (answer.output_ids and answer.start.sampling.guide is not None):
+        elif answer.tries > MAX_RESTARTS or (guide is not None and not guide.optional):
             self._fail(answer.start.id, OutOfMemory("other requests filled the KV cache: raise kv_cache_mb"))
         else:
+            if guide is not None:
+                answer.rules.structured_output_config = None
             answer.rules.max_new_tokens = answer.max_tokens - len(answer.output_ids)
             answer.rules.min_new_tokens = max(0, answer.rules.min_new_tokens - len(answer.output_ids))
             self._add(answer)

@@ -108,7 +108,7 @@ def prepare_local(
         return prepare(
             address,
             store=Store(settings.home),
-            access=Access(offline=settings.offline, hf_token=settings.hf_token, pickles=ways.export is not None),
+            access=Access(offline=settings.offline, hf_token=settings.hf_token),
             engine=None if verifier is None else verifier.open,
             progress=progress,
             stop=stop,
@@ -118,16 +118,16 @@ def prepare_local(
 
 
 def _conversion_options(settings: Settings) -> Fallbacks:
-    """Return how to handle pickled weights and architectures without a graph. PyTorch converts the weights to
-    safetensors and exports the graph if the extra for it is installed. An engine that runs folders needs no graph."""
+    """Return how to handle architectures without a graph. PyTorch exports one if the extra for it is installed; an
+    engine that runs folders needs none."""
 
     limits: dict[str, Any] = {
         "max_memory_mb": settings.convert_max_memory_mb,
         "timeout_s": settings.convert_timeout_s,
     }
 
-    def run_export(folder: Path, into: Path, report: Report, stop: Stop, *, graph: bool) -> ExportResult:
-        return export(folder, into, graph=graph, progress=report, stop=stop, **limits)
+    def run_export(folder: Path, into: Path, report: Report, stop: Stop) -> ExportResult:
+        return export(folder, into, progress=report, stop=stop, **limits)
 
     def run_towers_export(folder: Path, into: Path, report: Report, stop: Stop) -> ExportedTowers:
         return export_towers(folder, into, progress=report, stop=stop, **limits)
@@ -198,6 +198,7 @@ async def open_local(
             opened.push_async_callback(engines[-1].aclose)
         opened.pop_all()
     facts = _build_facts(stored[0], engine, engines[0].facts, settings, parity)
+    facts = replace(facts, takes_instruction=isinstance(pipeline, PairPipeline) and pipeline.takes_instruction)
     return LocalModel(pipeline, TokenizerCodec(pipeline.tokenizer, spec), engines, facts)
 
 
@@ -227,6 +228,7 @@ def engine_options(settings: Settings, samples: Sequence[Tensors], spec: TextSpe
         max_length=1 if spec is None else spec.max_tokens,
         samples=samples,
         spec=spec,
+        cuda_graphs=settings.cuda_graphs,
     )
 
 
@@ -253,6 +255,20 @@ async def open_engine(
     if isinstance(checked, PrecisionCheck) and checked != options.precision_check:
         await asyncio.to_thread(store.note, stored, noted, asdict(checked))
     return opened
+
+
+def describe_engine(stored: StoredModel, settings: Settings) -> dict[str, str]:
+    """Return the `engine` and `precision` that these settings give a stored model, in words, with what was measured on
+    this machine; empty for a language model, which has settings of its own."""
+    if stored.manifest.generation is not None:
+        return {}
+    try:
+        engine = choose_engine(settings.engine)
+    except MissingExtra as error:
+        engine = f"none: {error.message}"
+    kept = Store(settings.home).notes(stored).get("precision")
+    measured = _CHECKED(kept).reason if kept else "not compared on this machine yet"
+    return {"engine": engine, "precision": f"{settings.precision}; {measured}"}
 
 
 def cap_batch_tokens(spec: TextSpec, max_batch_tokens: int) -> int:
@@ -418,6 +434,7 @@ def _build_facts(
         revision=manifest.revision,
         prompts=spec.prompts,
         default_prompt_name=spec.default_prompt_name,
+        embedding_tasks=spec.embedding_tasks,
         verified=manifest.verification.text if manifest.verification else "not verified: no engine was installed",
         details=details,
     )

@@ -33,7 +33,8 @@ class EngineOptions:
     f32. `precision_check`: an earlier result for this graph, used if its key still matches. `warm_up_s`: time to warm
     up before the engine is ready (the rest happens while it is idle); 0 disables warm-up. `spec`: the meaning of the
     model's outputs, for an engine that runs a model's folder. For a graph, the precisions int8 and fp16 mean the
-    variant with such weights; the engine chooses the arithmetic. `attention`: see CostModel.
+    variant with such weights; the engine chooses the arithmetic. `attention`: see CostModel. `cuda_graphs`: record the
+    work of batches on a GPU.
     """
 
     precision: Literal["auto", "f32", "bf16", "fp16", "int8"] = "auto"
@@ -48,6 +49,7 @@ class EngineOptions:
     warm_up_s: float = 1.0
     spec: TextSpec | None = None
     attention: float = 0.0
+    cuda_graphs: bool = True
 
 
 def plan_threads(streams: int, threads: int, cores: int) -> tuple[int, int]:

@@ -42,7 +42,7 @@ class PooledWorker(ABC):
         self._outcome: Outputs | Exception = {}
 
     def start(self, feeds: Tensors, outputs: Sequence[str], done: Callable[[], None]) -> None:
-        self._pool.submit(self._work, feeds, outputs, done)
+        self._submit(partial(self._compute, feeds, outputs), done)
 
     def result(self) -> Outputs:
         outcome, self._outcome = self._outcome, {}
@@ -57,9 +57,13 @@ class PooledWorker(ABC):
     def _compute(self, feeds: Tensors, outputs: Sequence[str]) -> Outputs:
         """Return the outputs of one batch, or raise. Runs on the pool's thread."""
 
-    def _work(self, feeds: Tensors, outputs: Sequence[str], done: Callable[[], None]) -> None:
+    def _submit(self, compute: Callable[[], Outputs], done: Callable[[], None]) -> None:
+        """Take the outputs, or the error, from `compute` on the pool's thread."""
+        self._pool.submit(self._work, compute, done)
+
+    def _work(self, compute: Callable[[], Outputs], done: Callable[[], None]) -> None:
         try:
-            self._outcome = self._compute(feeds, outputs)
+            self._outcome = compute()
         except Exception as error:  # raised again by `result`, on the event loop's side
             self._outcome = error.with_traceback(None)  # its frames would keep the batch's memory
         done()

@@ -53,14 +53,22 @@ def read_whole(answer: Answer) -> Usage | None:
         return None
 
 
-def parse_usage(body: bytes) -> Usage | None:
-    """Return the usage in the JSON of an event or a whole answer, or None."""
+def parse_usage(body: bytes, before: Usage | None = None) -> Usage | None:
+    """Return the usage in the JSON of an event or a whole answer, or None. `before`: that of the event before it, whose
+    counts hold where this one has none."""
     try:
         parsed = _USAGE.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None  # the answer is passed on anyway, without a count
-    usage = parsed.usage or (parsed.response.usage if parsed.response is not None else None)
-    return None if usage is None else usage.to_usage()
+    inner = parsed.response or parsed.message
+    usage = parsed.usage or (inner.usage if inner is not None else None)
+    if usage is None:
+        return None
+    found = usage.to_usage()
+    if before is None:
+        return found
+    counts = msgspec.structs.asdict(found)
+    return msgspec.structs.replace(before, **{name: count for name, count in counts.items() if count})
 
 
 class AnswerReader:
@@ -76,6 +84,7 @@ class AnswerReader:
         self._key = key
         self._reasoning = reasoning
         self._reasons: dict[int, str] = {}  # by choice that began; "" if there is none yet
+        self._stops: dict[int, str] = {}
         self._calls = ToolCalls()
         self._replica = replica
 
@@ -111,7 +120,8 @@ class AnswerReader:
 
     def finish(self) -> Iterator[Chunk]:
         for index, reason in self._reasons.items():
-            yield Chunk(index=index, tools=list(self._calls.rest(index)), finish_reason=reason or "stop")
+            rest, stop = list(self._calls.rest(index)), self._stops.get(index, "")
+            yield Chunk(index=index, tools=rest, finish_reason=reason or "stop", stop=stop)
         if self.usage is not None:
             yield Chunk(usage=self.usage)
 
@@ -124,6 +134,7 @@ class AnswerReader:
         self._reasons.setdefault(index, "")
         if choice.finish_reason:  # some servers send "" for null
             self._reasons[index] = _REASONS.get(choice.finish_reason, "stop")
+            self._stops[index] = choice.stop
         if thought and text:  # reasoning precedes the text
             yield Chunk(index=index, reasoning=thought)
             thought = ""

@@ -32,6 +32,7 @@ _MODEL_LAST = re.compile(
     % (_PLAIN_TEXT, _PLAIN_TEXT, _PLAIN_TEXT)
 )
 _MODEL = b'"model"'
+_HOLDERS = (b'"response"', b'"message"')
 _NEXT_DATA = b"\ndata:"
 _LENGTHS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
 
@@ -68,7 +69,7 @@ def encode_request(received: Fields, model: str, *, strip: Collection[str], defa
 
 class ModelNameRewriter:
     """Replaces the model's name in answers with the served name: at the top level, or in the `response` of an event of
-    the Responses API. Nothing else changes.
+    the Responses API, or the `message` of one of Anthropic's. Nothing else changes.
 
     Events of one answer share their bytes up to the model's name or, if it follows the choices, from it on. That prefix
     or suffix is remembered, so most events cost one comparison, or a share of one replacement in all events that
@@ -146,7 +147,7 @@ def _find_model_span(data: bytes) -> tuple[int, int] | None:
             depth -= 1
         elif depth == 1 and text != _MODEL:
             holder = text
-        elif text == _MODEL and (depth == 1 or (depth == 2 and holder == b'"response"')):
+        elif text == _MODEL and (depth == 1 or (depth == 2 and holder in _HOLDERS)):
             value = _VALUE.match(data, token.end())
             if value is not None:
                 return value.span(1)

@@ -26,6 +26,8 @@ _MEMORY = ("out of memory", "bad_alloc", "failed to allocate", "cannot allocate"
 _BUDGET = re.compile(r"max_tokens_per_request|tokens per (\w+ )?(request|batch|call)", re.IGNORECASE)
 _ERROR = json_decoder(dict[str, Any])
 _NO_MODEL = re.compile(r"model.*(not found|not exist|unknown)|(unknown|no such) model|model_not_found", re.IGNORECASE)
+_NO_ROUTE = re.compile(r"(404 )?((file|page|route|path|url|endpoint) )?not found\.?|", re.IGNORECASE)
+"""Of FastAPI, llama.cpp and gin, or nothing at all."""
 _TASKS = r"chat|completions|embeddings?|rerank(?:ing)?|scor(?:e|ing)|classif(?:y|ication)"
 _NO_TASK = re.compile(
     rf"not support(ed)?\b.*\b({_TASKS})\b|\b({_TASKS})\b.*\bnot supported"
@@ -44,6 +46,20 @@ def lacks_route(answer: Answer) -> bool:
     if answer.status in (404, 405, 501):
         return not lacks_model(answer)
     return answer.status == 400 and _NO_TASK.search(answer.raw_message) is not None
+
+
+def lacks_dialect(answer: Answer) -> bool:
+    """Whether the server has no route for a dialect, as its router says: no other 404, such as of a response or an item
+    that it does not know, means that."""
+    if answer.status == 404:
+        return not answer.has_json_body or _NO_ROUTE.fullmatch(answer.raw_message.strip()) is not None
+    return answer.status in (405, 501)
+
+
+def lacks_system_role(answer: Answer, sent: bytes) -> bool:
+    """Whether the server refuses system messages inside of an Anthropic conversation, as vLLM before 0.23 does."""
+    refused = answer.status in (400, 422) and b"'user' or 'assistant'" in answer.body
+    return refused and b'"system"' in sent
 
 
 def refusal_error(answer: Answer, where: str) -> ShoalError:

@@ -24,7 +24,8 @@ from shoal.backends.openai.errors import lacks_model, lacks_route
 from shoal.backends.openai.open_lanes import PROBE_S, MakeLane, Servers, open_embedder, open_scorer
 from shoal.backends.openai.replicas import Replica, ServerPool
 from shoal.backends.openai.routes import Kind, Route, find_score_routes
-from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
+from shoal.backends.openai.runner import PATHS, UpstreamOptions, UpstreamRunner
+from shoal.backends.openai.stream_passthrough import RESPONSES
 from shoal.backends.openai.wire import ModelsWire, ModelWire
 from shoal.config.settings import ModelTable, Settings
 from shoal.core.closing import close_all
@@ -304,6 +305,7 @@ def _open_generator(target: Target, clients: Sequence[Client], facts: ModelFacts
         defaults=defaults,
         first_token_timeout_s=settings.first_token_timeout_s,
         routing=settings.replica_routing,
+        translates_responses=settings.translate_responses,
     )
     fleet.start()
     return UpstreamRunner(fleet, facts, options)
@@ -317,6 +319,7 @@ def _build_facts(target: Target, found: _Discovery) -> ModelFacts:
         source=target.source,
         backend="openai",
         knows_token_ids=True,
+        passes=_list_dialects(target) if "generate" in found.tasks else (),
         tasks=found.tasks,
         context_tokens=(
             table.context_tokens
@@ -333,5 +336,18 @@ def _build_facts(target: Target, found: _Discovery) -> ModelFacts:
             **describe_limits(target.settings),
             "model": target.addresses[found.number].model,
             "servers": [str(address) for address in target.addresses],
+            **({"vision": True} if _accepts_images(table, found) else {}),
         },
     )
+
+
+def _accepts_images(table: ModelTable, found: _Discovery) -> bool:
+    """Return whether chats may hold images: as the model's table says, else as the server lists it."""
+    if "generate" not in found.tasks:
+        return False
+    return found.listed is not None and found.listed.accepts_images if table.vision is None else table.vision
+
+
+def _list_dialects(target: Target) -> tuple[str, ...]:
+    """Return the dialects that are passed on as they came."""
+    return tuple(each for each in PATHS if each != RESPONSES or not target.settings.translate_responses)

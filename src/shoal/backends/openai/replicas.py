@@ -14,8 +14,15 @@ from shoal.backends.base.http_client import Client
 from shoal.backends.base.presence import Presence
 from shoal.core.generation.affinity import NO_DEMAND, Demand, Load, choose
 from shoal.core.protocols import ReplicaStatus
+from shoal.core.recording import name_error, record_attempt
 from shoal.core.scheduling.ejection import Ejection
-from shoal.errors import DeadlineExceeded, TransportFailed, Unavailable, UpstreamFailed, UpstreamRefused
+from shoal.errors import (
+    DeadlineExceeded,
+    TransportFailed,
+    Unavailable,
+    UpstreamFailed,
+    UpstreamRefused,
+)
 
 logger = logging.getLogger("shoal.openai")
 
@@ -89,6 +96,7 @@ class Attempt:
 
     `first_s`: seconds that the request may wait for its first piece, counted from `since` (infinite: until `deadline`);
     times are of `time.monotonic()`. A cancellation after that is a timeout, an earlier one a client disconnect.
+    `has_response`: the replica accepted the request, and its answer is being read.
     """
 
     def __init__(self, replica: Replica, *, since: float, first_s: float, deadline: float, tokens: int = 0) -> None:
@@ -97,12 +105,25 @@ class Attempt:
         self._silent_at = since + SILENCE * first_s
         self._deadline = deadline
         self._has_answered = False
+        self._started = time.monotonic()
+        self.has_response = False
 
     def record_first_piece(self) -> None:
         """Record that a first piece of the answer arrived."""
         if not self._has_answered:
             self._has_answered = True
             self.replica.end_trial()
+
+    def record(self, error: BaseException | None) -> None:
+        """Note the attempt and how it ended, for `shoal explain` and traces."""
+        now = time.monotonic()
+        late = isinstance(error, asyncio.CancelledError) and (now >= self._deadline or self._is_silent(now))
+        kind = DeadlineExceeded.kind if late else name_error(error)
+        record_attempt(self.replica.client.base, self._started, now, kind)
+
+    def _is_silent(self, now: float) -> bool:
+        """Whether the first piece is late."""
+        return not self._has_answered and now >= self._silent_at
 
     def __enter__(self) -> Self:
         self.replica.in_flight += 1
@@ -112,6 +133,8 @@ class Attempt:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.replica.in_flight -= 1
         self.replica.tokens -= self._tokens
+        if self.has_response or error is not None:
+            self.record(error)
         if error is None:
             return
         if isinstance(error, UpstreamRefused):

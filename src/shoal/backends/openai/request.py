@@ -42,7 +42,7 @@ def build_request(
     fields: dict[str, Any] = {"model": model}
     chat = not task.prompts
     if chat:
-        fields["messages"] = [_message(message) for message in task.messages]
+        fields["messages"] = _merge_instructions([_message(message) for message in task.messages])
         fields |= _tool_fields(task)
         fields |= _template_fields(task)
     else:
@@ -76,7 +76,9 @@ def _guide_fields(guide: Guide) -> dict[str, Any]:
     if guide.kind == "json_object":
         return {"response_format": {"type": "json_object"}}
     if guide.kind == "json_schema":
-        schema = {"name": "answer", "schema": msgspec.Raw(guide.value.encode())}
+        schema: dict[str, Any] = {"name": guide.name or "answer", "schema": msgspec.Raw(guide.value.encode())}
+        if guide.strict is not None:
+            schema["strict"] = guide.strict
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
     if guide.kind == "structural_tag":
         return {"response_format": {"type": "structural_tag", **_decode_guide(guide)}}
@@ -111,8 +113,12 @@ def _template_fields(task: Generate) -> dict[str, Any]:
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
     elif not task.add_generation_prompt:
         fields["add_generation_prompt"] = False
-    if task.template_kwargs:
-        fields["chat_template_kwargs"] = task.template_kwargs
+    variables = dict(task.template_kwargs)
+    effort = variables.pop("reasoning_effort", None)
+    if effort is not None:
+        fields["reasoning_effort"] = effort
+    if variables:
+        fields["chat_template_kwargs"] = variables
     if not task.include_reasoning:
         fields["include_reasoning"] = False
     return fields
@@ -142,9 +148,33 @@ def _function(tool: Tool) -> dict[str, Any]:
     return fields
 
 
+def _merge_instructions(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join system messages that follow each other: many chat templates accept one, at the beginning."""
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        text, before = _instructions(message), _instructions(made[-1]) if made else None
+        if text is not None and before is not None:
+            made[-1]["content"] = f"{before}\n\n{text}"
+        else:
+            made.append(message)
+    return made
+
+
+def _instructions(message: dict[str, Any]) -> str | None:
+    """Return the text of a system message; None for other messages."""
+    if message["role"] != "system":
+        return None
+    content = message["content"]
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content]
+        content = None if None in texts else "\n\n".join(texts)
+    return content if isinstance(content, str) else None
+
+
 def _message(message: Message) -> dict[str, Any]:
     content = message.content
-    fields: dict[str, Any] = {"role": message.role, "content": content}
+    role = "system" if message.role == "developer" else message.role  # which only OpenAI's own models tell apart
+    fields: dict[str, Any] = {"role": role, "content": content}
     if isinstance(content, list):
         fields["content"] = [_part(part) for part in content]
     if message.name is not None:
@@ -166,8 +196,8 @@ def _part(part: Part) -> dict[str, Any]:
         return {"type": "image_url", "image_url": {"url": part.url}}
     if part.type == "other":
         raise Unsupported(
-            f"the model's server does not have this route, and Shoal cannot convert parts of type {part.kind!r}: send"
-            " them to /v1/chat/completions",
+            f"the model's server does not have this route, and Shoal cannot convert parts of type {part.kind!r}: send "
+            "text and images, or use /v1/chat/completions",
             param="input",
         )
     return {"type": "text", "text": part.text}

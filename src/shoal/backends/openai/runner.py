@@ -19,18 +19,35 @@ from shoal.backends.openai.body import ModelNameRewriter, encode_request, reques
 from shoal.backends.openai.replicas import Attempt, Replica, ServerPool
 from shoal.backends.openai.request import build_request
 from shoal.backends.openai.sse import EventSplitter, has_data, is_done, payload, split_data_events
-from shoal.backends.openai.stream_passthrough import RESPONSES, PassThroughStream
+from shoal.backends.openai.stream_passthrough import MESSAGES, RESPONSES, PassThroughStream
 from shoal.core.generation.affinity import NO_DEMAND, Routing, estimate_demand
+from shoal.core.generation.token_estimate import estimate_tokens
 from shoal.core.protocols import ModelFacts, ReplicaStatus
-from shoal.errors import InvalidValue, ShoalError, TransportFailed, Unsupported, UpstreamFailed, UpstreamRefused
+from shoal.errors import (
+    InvalidValue,
+    RouteNotFound,
+    ShoalError,
+    TransportFailed,
+    Unsupported,
+    UpstreamFailed,
+    UpstreamRefused,
+)
 from shoal.types import BatchTask, Chunk, Context, Generate, Result
 
 PATHS: Mapping[str, str] = {
     "openai.chat": "/chat/completions",
     "openai.completions": "/completions",
     RESPONSES: "/responses",
+    MESSAGES: "/messages",
 }
 """Routes of the dialects that are passed through unchanged."""
+
+LACKING_S = 300.0
+"""How long servers without a route are not asked for it again."""
+OPTIONAL = frozenset({RESPONSES, MESSAGES})
+"""Dialects that not every server has: where it lacks one, requests are converted to chat completions."""
+
+COUNT_PATH = "/messages/count_tokens"
 
 RETRYABLE_STATUSES = frozenset({429, 502, 503})
 """Statuses after which a request is retried on another replica."""
@@ -40,12 +57,14 @@ RETRYABLE_STATUSES = frozenset({429, 502, 503})
 class UpstreamOptions:
     """`strip`: fields that are never passed on. `defaults`: fields of chat and completions for requests without them,
     by wire name. `first_token_timeout_s`: time without a first piece after which the gateway ends a stream; it counts
-    as a failure of the replica. `routing`: how replicas are chosen."""
+    as a failure of the replica. `routing`: how replicas are chosen. `translates_responses`: as if the server had no
+    /responses."""
 
     strip: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     first_token_timeout_s: float = 60.0
     routing: Routing = "session"
+    translates_responses: bool = False
 
 
 class _UpstreamRequest(NamedTuple):
@@ -59,8 +78,8 @@ class _UpstreamRequest(NamedTuple):
 class UpstreamRunner:
     """Runner over the replicas of `fleet`, which it closes.
 
-    A task with `raw` fields of OpenAI's is forwarded with only the model's name replaced, and answered in raw chunks:
-    whole events, several in one chunk if they arrived together, with the served name in place of the server's.
+    A task with `raw` fields of a dialect in PATHS is forwarded with only the model's name replaced, and answered in raw
+    chunks: whole events, several in one chunk if they arrived together, with the served name in place of the server's.
     Comments are dropped, because the HTTP layer sends its own heartbeats. `usage` comes with the last chunk if the
     server reports it unasked. All other tasks are answered in typed chunks. An error event in mid-stream is raised, and
     so is the end of an incomplete answer.
@@ -73,7 +92,8 @@ class UpstreamRunner:
         self._fleet = fleet
         self._facts = facts
         self._options = options or UpstreamOptions()
-        self._lacks_responses = False
+        # Until when the servers are taken to lack a route: they may be replaced by newer ones.
+        self._lacking: dict[str, float] = {PATHS[RESPONSES]: math.inf} if self._options.translates_responses else {}
         self._has_several = len(fleet.replicas) > 1
 
     @property
@@ -85,11 +105,38 @@ class UpstreamRunner:
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         dialect = task.raw[0] if task.raw is not None else ""
-        if dialect == RESPONSES and not self._lacks_responses:
-            return self._stream_responses(task, ctx)
-        if dialect in PATHS and dialect != RESPONSES:
-            return self._stream_raw(task, ctx)
-        return self._stream_typed(task, ctx)
+        if dialect not in PATHS or self._lacks(PATHS[dialect]):
+            return self._stream_typed(task, ctx)
+        return self._stream_optional(task, ctx) if dialect in OPTIONAL else self._stream_raw(task, ctx)
+
+    async def count_tokens(self, task: Generate, ctx: Context) -> int:
+        """Return the server's own count, or an estimate if it has no route for it."""
+        if task.raw is None or task.raw[0] != MESSAGES or self._lacks(COUNT_PATH):
+            return estimate_tokens(task)
+        fields = task.raw[1]
+
+        def make_request(replica: Replica) -> _UpstreamRequest:
+            model = _model_name(replica, task.adapter)
+            body = encode_request(fields, model, strip=self._options.strip, defaults={})
+            return _UpstreamRequest(COUNT_PATH, body, MESSAGES)
+
+        try:
+            response, attempt = await self._open_response(make_request, task, ctx)
+        except _RouteMissing:
+            self._note_lacking(COUNT_PATH)
+            return estimate_tokens(task)
+        with attempt, response:
+            count = parse_usage(b'{"usage":%b}' % _check_json(await _read_whole(response, attempt)))
+            attempt.replica.record_success()
+        if count is None:
+            raise errors.invalid_answer_error("no count of tokens")
+        return count.prompt_tokens
+
+    def _lacks(self, path: str) -> bool:
+        return self._lacking.get(path, 0.0) > time.monotonic()
+
+    def _note_lacking(self, path: str) -> None:
+        self._lacking[path] = time.monotonic() + LACKING_S
 
     def replicas(self) -> list[ReplicaStatus]:
         return self._fleet.status()
@@ -102,15 +149,15 @@ class UpstreamRunner:
         for replica in self._fleet.replicas:
             await replica.client.aclose()
 
-    async def _stream_responses(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
-        """Stream raw chunks, or typed ones of the same content if the server has no /responses."""
+    async def _stream_optional(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        """Stream raw chunks, or typed ones of the same content if the server has no route of the dialect."""
         try:
             async with aclosing(self._stream_raw(task, ctx)) as chunks:
                 async for chunk in chunks:
                     yield chunk
             return
-        except _ResponsesUnsupported:
-            self._lacks_responses = True
+        except _RouteMissing as missing:
+            self._note_lacking(missing.path)
         async with aclosing(self._stream_typed(task, ctx)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -119,7 +166,7 @@ class UpstreamRunner:
         assert task.raw is not None
         dialect, fields = task.raw
         strip = self._options.strip
-        defaults = self._options.defaults if dialect != RESPONSES else {}
+        defaults = self._options.defaults if dialect not in OPTIONAL else {}
 
         def make_request(replica: Replica) -> _UpstreamRequest:
             model = _model_name(replica, task.adapter)
@@ -133,7 +180,7 @@ class UpstreamRunner:
             _check_content_type(response, attempt.replica.client.base, streams=task.stream)
             if not task.stream:
                 answer = await _read_whole(response, attempt)
-                usage = read_whole(answer) if dialect != RESPONSES else parse_usage(_check_json(answer))
+                usage = read_whole(answer) if dialect not in OPTIONAL else parse_usage(_check_json(answer))
                 yield Chunk(raw=(dialect, names(answer.body)), usage=usage, replica=number)
                 attempt.replica.record_success()
                 return
@@ -154,6 +201,9 @@ class UpstreamRunner:
             attempt.replica.record_success()
 
     async def _stream_typed(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        if task.untranslated is not None:
+            raise Unsupported(task.untranslated.message, param=task.untranslated.param)
+
         def make_request(replica: Replica) -> _UpstreamRequest:
             model = _model_name(replica, task.adapter)
             options = self._options
@@ -202,11 +252,14 @@ class UpstreamRunner:
         while True:
             replica = self._fleet.pick(tried, demand)
             tried.append(replica)
+            sent = make_request(replica)
             attempt = Attempt(replica, since=since, first_s=first_s, deadline=ctx.deadline, tokens=demand.tokens)
             with attempt:
-                error = await self._try_replica(attempt, make_request(replica), ctx)
+                error = await self._try_replica(attempt, sent, ctx)
             if isinstance(error, Response):
+                attempt.has_response = True
                 return error, attempt
+            attempt.record(error)
             if not (_is_retryable(error) and self._fleet.has_alternative(tried)):
                 raise error
 
@@ -227,8 +280,10 @@ class UpstreamRunner:
         except TransportFailed as error:
             replica.record_failure(now, unreachable=isinstance(error, RequestNotSent))
             return error
-        if sent.raw == RESPONSES and errors.lacks_route(answer) and answer.status != 400:
-            raise _ResponsesUnsupported
+        if sent.raw in OPTIONAL and errors.lacks_dialect(answer):
+            raise _RouteMissing(sent.path)
+        if sent.raw == MESSAGES and errors.lacks_system_role(answer, sent.body):
+            raise _RouteMissing(sent.path)
         refusal = errors.refusal_error(answer, client.base)
         if answer.status >= 500 and answer.status != 501:
             replica.record_failure(now, unreachable=False)
@@ -239,8 +294,12 @@ class UpstreamRunner:
         return refusal
 
 
-class _ResponsesUnsupported(Exception):
-    """The server has no /responses."""
+class _RouteMissing(RouteNotFound):
+    """The server lacks the route at `path`, or has too old a form of it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
 
 
 def _model_name(replica: Replica, adapter: str) -> str:

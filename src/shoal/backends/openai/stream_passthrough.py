@@ -17,21 +17,22 @@ from shoal.errors import ShoalError, TransportFailed, UpstreamFailed
 from shoal.types import Chunk, Usage
 
 RESPONSES = "openai.responses"
-"""The dialect whose streams end with a typed event instead of `[DONE]`."""
+MESSAGES = "anthropic.messages"
+"""Dialects whose streams end with a typed event instead of `[DONE]`."""
 
 _ENDING = json_decoder(EndingWire)
-_WHOLE = ("response.completed", "response.incomplete")
+_WHOLE = ("response.completed", "response.incomplete", "message_stop")
 _FAILED = "response.failed"
 # Quotes inside a JSON string are escaped, so no generated text matches. An empty reason counts as null.
 _REASON = re.compile(rb'"finish_reason"[ \t\r\n]*:[ \t\r\n]*"[^"]')
 _USAGE = re.compile(rb'"usage"(?!: ?null)')
 # A name, not a text that ends a list or an object: an error nested too deeply to read is looked for as well.
 _MARKS = (re.compile(rb'"error"(?![,}])'), _USAGE)
-_RESPONSE_END = re.compile(rb"response\.(?:completed|incomplete|failed)")
+_TYPED_END = re.compile(rb"response\.(?:completed|incomplete|failed)|message_stop")
 # A field or type in the data, or the event's type.
-_RESPONSE_MARKS = (re.compile(rb'error["\r\n]'), _USAGE, _RESPONSE_END)
+_TYPED_MARKS = (re.compile(rb'error["\r\n]'), _USAGE, _TYPED_END)
 _DONE_ENDS = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")
-# Whole events of one line of data, a JSON object; those of the Responses API have a type before it. The dot matches CR.
+# Whole events of one line of data, a JSON object; those of typed dialects have a type before it. The dot matches CR.
 _PLAIN_EVENTS = re.compile(rb"(?:data: ?+\{.*+\n\r?+\n)*+")
 _PLAIN_TYPED_EVENTS = re.compile(rb"(?:event: .*+\ndata: ?+\{.*+\n\r?+\n)*+")
 _ERROR_EVENT = re.compile(rb"(?:^|[\r\n])event: ?error[\r\n]")
@@ -56,8 +57,9 @@ class PassThroughStream:
         self._marks: Sequence[re.Pattern[bytes]] = (*_MARKS, _REASON)
         self._plain_events = _PLAIN_EVENTS
         self._event_start = b"\ndata:"
-        if dialect == RESPONSES:
-            self._marks = _RESPONSE_MARKS
+        self._is_typed = dialect in (RESPONSES, MESSAGES)
+        if self._is_typed:
+            self._marks = _TYPED_MARKS
             self._plain_events = _PLAIN_TYPED_EVENTS
             self._event_start = b"\nevent:"
         self._usage: Usage | None = None
@@ -115,14 +117,14 @@ class PassThroughStream:
             self.has_ended = True
             return None
         if _USAGE.search(event) is not None:
-            self._usage = parse_usage(payload(event)) or self._usage
-        if self._dialect != RESPONSES:
+            self._usage = parse_usage(payload(event), self._usage) or self._usage
+        if not self._is_typed:
             if not self._has_finish_reason and _REASON.search(event) is not None:
                 self._has_finish_reason = True
                 self._marks = _MARKS
             ends = b'"error"' in event
         else:
-            ends = b'"error"' in event or _RESPONSE_END.search(event) is not None
+            ends = b'"error"' in event or _TYPED_END.search(event) is not None
         named = b"error" in event and _ERROR_EVENT.search(event) is not None
         return self._read_ending(payload(event), named=named) if ends or named else None
 
@@ -130,7 +132,7 @@ class PassThroughStream:
         """As `_read`, for the data of an event that may end the stream. `named`: the event type is `error`."""
         try:
             event = _ENDING.decode(body)
-            kind = event.type if self._dialect == RESPONSES else ""
+            kind = event.type if self._is_typed else ""
             error = event.error
             if not error and (named or kind == "error"):
                 error = {"message": event.message, "type": "server_error", "param": event.param, "code": event.code}

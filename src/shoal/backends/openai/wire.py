@@ -25,14 +25,16 @@ _NO_DETAILS = TokenDetails()
 
 
 class UsageWire(msgspec.Struct):
-    """Usage of chat and completions and, under other names, of the Responses API. Counts may be any JSON, so that a bad
-    count does not fail an answer."""
+    """Usage of chat and completions and, under other names, of the Responses API and of Anthropic's Messages, which
+    count cached input apart. Counts may be any JSON, so that a bad count does not fail an answer."""
 
     prompt_tokens: Any = None
     completion_tokens: Any = None
     input_tokens: Any = None
     output_tokens: Any = None
     total_tokens: Any = None
+    cache_read_input_tokens: Any = None
+    cache_creation_input_tokens: Any = None
     prompt_tokens_details: TokenDetails | None = None
     completion_tokens_details: TokenDetails | None = None
     input_tokens_details: TokenDetails | None = None
@@ -42,10 +44,12 @@ class UsageWire(msgspec.Struct):
         """Return the usage with every count in 0..MAX_COUNT."""
         before = self.prompt_tokens_details or self.input_tokens_details or _NO_DETAILS
         after = self.completion_tokens_details or self.output_tokens_details or _NO_DETAILS
+        read = _tokens(self.cache_read_input_tokens)
+        apart = read + _tokens(self.cache_creation_input_tokens)
         return Usage(
-            prompt_tokens=_tokens(self.prompt_tokens) or _tokens(self.input_tokens),
+            prompt_tokens=_tokens(self.prompt_tokens) or _tokens(self.input_tokens) + apart,
             completion_tokens=_tokens(self.completion_tokens) or _tokens(self.output_tokens),
-            cached_tokens=_tokens(before.cached_tokens),
+            cached_tokens=_tokens(before.cached_tokens) or read,
             reasoning_tokens=_tokens(after.reasoning_tokens),
         )
 
@@ -76,10 +80,11 @@ class ResponseUsageWire(msgspec.Struct):
 
 
 class UsageEventWire(msgspec.Struct):
-    """The fields of an event or a body that hold the usage."""
+    """The fields of an event or a body that hold the usage: `message` in Anthropic's first event."""
 
     usage: UsageWire | None = None
     response: ResponseUsageWire | None = None
+    message: ResponseUsageWire | None = None
 
 
 class EndingWire(msgspec.Struct):
@@ -136,12 +141,21 @@ class LogprobsWire(msgspec.Struct):
 
 
 class ChoiceWire(msgspec.Struct):
+    """A choice. `stop_reason` is vLLM's, `matched_stop` SGLang's."""
+
     index: int | None = None
     text: str | None = None
     delta: MessageWire | None = None
     message: MessageWire | None = None
     logprobs: LogprobsWire | None = None
     finish_reason: str | None = None
+    stop_reason: Any = None
+    matched_stop: Any = None
+
+    @property
+    def stop(self) -> str:
+        """The stop text that ended the choice, if the server says so. A token that did is a number."""
+        return next((each for each in (self.stop_reason, self.matched_stop) if isinstance(each, str)), "")
 
 
 class AnswerWire(msgspec.Struct):
@@ -163,9 +177,10 @@ class VectorsWire(msgspec.Struct):
 
 
 class ModelWire(msgspec.Struct):
-    """An entry of /models: `max_model_len` is vLLM's, `meta` llama.cpp's, `context_length` that of several others;
-    `tasks`, `labels`, `context_tokens` and `max_input_tokens` are Shoal's own. Other servers may use these names
-    differently, so every type is checked."""
+    """An entry of /models: `max_model_len` is vLLM's, `meta` llama.cpp's, `context_length` that of several others,
+    `architecture` OpenRouter's and that of llama.cpp's router, `capabilities` Mistral's; `tasks`, `labels`,
+    `context_tokens`, `max_input_tokens` and `vision` are Shoal's own. Other servers may use these names differently, so
+    every type is checked."""
 
     id: str
     tasks: Any = None
@@ -176,6 +191,19 @@ class ModelWire(msgspec.Struct):
     context_length: Any = None
     max_context_length: Any = None
     meta: Any = None
+    vision: Any = None
+    architecture: Any = None
+    capabilities: Any = None
+
+    @property
+    def accepts_images(self) -> bool:
+        """Whether the server lists the model as one whose chats may hold images; many servers do not say."""
+        architecture, capabilities = (
+            each if isinstance(each, dict) else {} for each in (self.architecture, self.capabilities)
+        )
+        inputs = architecture.get("input_modalities")
+        listed = isinstance(inputs, list) and "image" in inputs
+        return listed or self.vision is True or capabilities.get("vision") is True
 
     @property
     def supported_tasks(self) -> tuple[TaskKind, ...]:

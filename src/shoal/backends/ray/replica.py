@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import cast
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from shoal.backends.ray.cluster import ReplicaAddress
 from shoal.core.generation.affinity import Demand, Load
 from shoal.core.protocols import ModelFacts
+from shoal.core.recording import current_trace, name_error, record_attempt
 from shoal.types import BatchTask, Chunk, Context, Generate, Result
 from shoal.workers import messages
 from shoal.workers.front import ModelProcess
@@ -58,35 +60,37 @@ class Replica:
 
     async def run(self, task: BatchTask, ctx: Context, demand: Demand, pick: int) -> Result:
         """Run a task. Raises Crashed if the replica is lost before its answer."""
-        self._enter(demand, pick)
-        message = messages.Run(self._process.new_number(), task, _to_far(ctx))
-        try:
+        with self._attempt(demand, pick):
+            message = messages.Run(self._process.new_number(), task, _to_far(ctx))
             return cast(Result, await self._process.call(message, ctx.deadline))
-        finally:
-            self._leave(demand)
 
     async def stream(self, task: Generate, ctx: Context, demand: Demand, pick: int) -> AsyncGenerator[Chunk]:
         """Generate. Raises as `run`."""
-        self._enter(demand, pick)
-        try:
+        with self._attempt(demand, pick):
             async with aclosing(self._process.stream(task, _to_far(ctx), ctx.deadline)) as chunks:
                 async for chunk in chunks:
                     yield chunk
-        finally:
-            self._leave(demand)
 
     async def aclose(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    def _enter(self, demand: Demand, pick: int) -> None:
+    @contextmanager
+    def _attempt(self, demand: Demand, pick: int) -> Iterator[None]:
+        """Count a request while it is at the replica, and note it for `shoal explain` and traces."""
+        started, failed = time.monotonic(), ""
         self._requests += 1
         self._tokens += demand.tokens
         self._last_pick = pick
-
-    def _leave(self, demand: Demand) -> None:
-        self._requests -= 1
-        self._tokens -= demand.tokens
+        try:
+            yield
+        except BaseException as error:
+            failed = name_error(error)
+            raise
+        finally:
+            self._requests -= 1
+            self._tokens -= demand.tokens
+            record_attempt(self.name, started, time.monotonic(), failed)
 
     async def _run(self) -> None:
         try:
@@ -109,5 +113,6 @@ class Replica:
 
 
 def _to_far(ctx: Context) -> Context:
-    """Return the context for another machine, whose clock is not this one's: `deadline` is the time that is left."""
-    return msgspec.structs.replace(ctx, deadline=ctx.remaining())
+    """Return the context for another machine, whose clock is not this one's: `deadline` is the time that is left. Its
+    `trace` is that of the task in this process, of which the replica's is a part."""
+    return msgspec.structs.replace(ctx, deadline=ctx.remaining(), trace=current_trace())

@@ -24,6 +24,7 @@ from shoal.backends.tei import tei_pb2 as pb
 from shoal.backends.tei.grpc_errors import status_error
 from shoal.backends.tei.info import DTYPES, Info
 from shoal.backends.tei.link import ExpectedShape, KeyRefused, Rows, TokenWire
+from shoal.core.recording import outgoing_trace
 from shoal.errors import (
     BackendError,
     CapacityError,
@@ -151,6 +152,9 @@ class GrpcLink:
         max_bytes = messages.INPUT_BYTES + messages.SIZE_BYTES * max(map(len, ids), default=0)
         return [each.text for each in await self._call_stream(messages.DECODE, requests, deadline, max_bytes)]
 
+    def _call_metadata(self) -> tuple[tuple[str, str], ...] | None:
+        return (*(self._metadata or ()), *outgoing_trace()) or None
+
     async def aclose(self) -> None:
         """Abort the calls in flight and close the connection. Later calls do nothing."""
         self._closed = True
@@ -218,7 +222,7 @@ class GrpcLink:
         call ends early, the stream is cancelled on the server too."""
         # Requests are sent while answers are read: a server that writes before it reads on would otherwise deadlock.
         call = self._get_callable(stream.path, streams=True)(
-            requests, timeout=self._remaining(deadline), metadata=self._metadata
+            requests, timeout=self._remaining(deadline), metadata=self._call_metadata()
         )
         statuses: list[tuple[grpc.StatusCode, str]] = []
         call.add_done_callback(lambda ended: statuses.append(_status_of(ended)))
@@ -250,7 +254,8 @@ class GrpcLink:
     async def _call_unary(self, path: str, request: Message, kind: type[M], deadline: float) -> M:
         """Call an RPC with one answer."""
         try:
-            data = await self._get_callable(path)(request, timeout=self._remaining(deadline), metadata=self._metadata)
+            call = self._get_callable(path)
+            data = await call(request, timeout=self._remaining(deadline), metadata=self._call_metadata())
             if len(data) > MAX_CARD_BYTES:
                 raise UpstreamFailed(f"the server at {self.base} returned more than {MAX_CARD_BYTES} bytes")
             return kind.FromString(data)

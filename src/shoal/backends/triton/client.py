@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from shoal.backends.base.grpc_channel import CHANNEL_OPTIONS, ChannelOptions
 from shoal.backends.triton.errors import infer_error, rpc_error
 from shoal.backends.triton.infer_stream import InferStream
+from shoal.core.recording import outgoing_trace
 from shoal.errors import DeadlineExceeded, TransportFailed
 from shoal.kserve import EMPTY_FINAL, SERVICE
 from shoal.kserve import protocol_pb2 as pb
@@ -82,7 +83,7 @@ class Client:
         if timeout <= 0:
             raise DeadlineExceeded("the request's deadline passed before it was sent to Triton")
         try:
-            return await call(request, timeout=timeout, metadata=self._metadata)  # type: ignore[no-any-return]
+            return await call(request, timeout=timeout, metadata=self._call_metadata())  # type: ignore[no-any-return]
         except grpc.aio.AioRpcError as error:
             raise infer_error(error) from error
         except asyncio.CancelledError as error:
@@ -174,7 +175,11 @@ class Client:
 
     def _stream_call(self, request: pb.ModelInferRequest, deadline: float) -> Any:
         call = self._get_callable("ModelStreamInfer", pb.ModelStreamInferResponse)
-        return call(request, timeout=_remaining(deadline), metadata=self._metadata)
+        return call(request, timeout=_remaining(deadline), metadata=self._call_metadata())
+
+    def _call_metadata(self) -> Metadata | None:
+        trace = outgoing_trace()
+        return (*(self._metadata or ()), *trace) if trace else self._metadata
 
     def _get_callable(self, name: str, kind: type[Message]) -> Callable[..., Any]:
         """Return the callable of an RPC with a response of type `kind`, created once."""

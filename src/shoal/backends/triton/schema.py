@@ -25,7 +25,7 @@ Style: TypeAlias = Literal["tokens", "text", "nim", "litellm", "pairs", "pixels"
 Level: TypeAlias = Literal["sentence", "token"]
 Batch: TypeAlias = Literal["config", "free", "one", "none"]
 
-TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "pooling_mask")
+TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "pooling_mask", "adapter_ids")
 TEXT, PAIR = "text", "pair"
 SENTENCE, POOLED, TOKENS, EMBEDDING, COUNT = (
     "sentence_embedding",
@@ -60,8 +60,8 @@ TEXT_OUTPUTS = (EMBEDDING, "embeddings", SENTENCE, "sentence_embeddings", POOLED
 _FLOATS = ("FP32", "FP16", "BF16", "FP64")
 _INTEGERS = ("INT64", "INT32")
 _PRECISIONS = {"FP16": "f16", "BF16": "bf16"}
-_ALWAYS_FILLED = ("attention_mask", "pooling_mask")
-"""Optional inputs that Shoal fills anyway: without them padding, or a prompt, would count."""
+_ALWAYS_FILLED = ("attention_mask", "pooling_mask", "adapter_ids")
+"""Optional inputs that Shoal fills anyway: without them padding, or a prompt, would count, and a task would not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,6 @@ import msgspec
 
 from shoal.errors import MissingExtra, ModelFileError, VerificationFailed
 from shoal.models.convert.contract import Contract, read_contract, shipped_graph
-from shoal.models.convert.contract.late import COLBERT_LINEAR
-from shoal.models.convert.contract.sparse import SPARSE_LINEAR
 from shoal.models.convert.contract.spec import text_spec
 from shoal.models.convert.graphs.head import POOLED, TOKENS
 from shoal.models.convert.graphs.shipped import adapt_shipped_graph
@@ -108,7 +106,7 @@ def _build(folder: Path, contract: Contract, target: Path, tell: Callable[[str, 
         text=(
             f"built from {contract.file('model.safetensors')}"
             if contract.table
-            else f"built from {contract.file('config.json')} and safetensors" + _describe_left_out(folder, contract)
+            else f"built from {contract.file('config.json')} and safetensors"
         ),
     )
 
@@ -126,29 +124,17 @@ def _convert_shipped(
         source="shipped",
         parameters=taken.parameters,
         files=(GRAPH, *taken.data, TOKENIZER),
-        text=f"the model's own {shipped} ({taken.kind})" + _describe_left_out(folder, contract),
+        text=f"the model's own {shipped} ({taken.kind})",
     )
 
 
 def _choose_shipped_graph(folder: Path, contract: Contract) -> str | None:
     """Return the graph that came with the model; None if a built one is more reliable."""
-    vectors_of_text = contract.table is None and (contract.dimension or contract.classifier)
-    if not vectors_of_text and can_build(folder, contract):
+    classifier = contract.classifier
+    one_output = contract.dimension or (classifier is not None and classifier.answers is None)
+    if (contract.table is not None or not one_output) and can_build(folder, contract):
         return None
     return shipped_graph(folder, contract.encoder_path)
-
-
-def _describe_left_out(folder: Path, contract: Contract) -> str:
-    """Describe the heads that exist in the folder only as pickles."""
-    heads = {SPARSE_LINEAR: contract.token_weights, COLBERT_LINEAR: contract.late}
-    pickles = [
-        pickle
-        for name, head in heads.items()
-        if head is None and (folder / (pickle := contract.file(f"{Path(name).stem}.pt"))).is_file()
-    ]
-    if not pickles:
-        return ""
-    return f"; without the vectors of {' and '.join(pickles)}, which are pickles: only the convert extra can load them"
 
 
 def require_onnx() -> None:

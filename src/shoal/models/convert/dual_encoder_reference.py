@@ -12,24 +12,23 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.models.convert.contract.tower_types import ImageTower, TextTower, Towers
+from shoal.models.convert.contract.tower_types import PROBE_MLP, ImageTower, TextTower, Towers
 from shoal.models.convert.contract.tower_weights import open_tower_weights
 from shoal.models.convert.contract.weights import Weights
-from shoal.models.convert.graphs.towers import TOWER_LAYER, TOWER_STEM
-from shoal.models.convert.reference import NO_BIAS, Floats, Ids, Transformer, attention, linear
+from shoal.models.convert.numpy_transformer import NO_BIAS, Floats, Ids, Transformer, affine, attend
 
 
 def embed_texts(folder: Path, towers: Towers, texts: Sequence[Ids]) -> Floats:
     """Embed texts given as token ids, with whatever padding the model should see: [texts, dimension]."""
     weights, tower = open_tower_weights(folder, towers), towers.text
-    read, clip = Transformer(weights, tower, "text_model."), towers.family == "clip"
+    read, clip = Transformer(weights, tower.shape, "text_model."), towers.family == "clip"
     positions = read.get("embeddings.position_embedding.weight", tower.max_positions, tower.hidden)
     rows = [
         read.rows("embeddings.token_embedding.weight", tower.vocab_size, ids) + positions[: len(ids)] for ids in texts
     ]
     biases = [np.triu(np.full((len(ids), len(ids)), -np.inf, np.float32), 1) if clip else NO_BIAS for ids in texts]
     norm = read.norm("final_layer_norm")
-    states = map(norm, read.encode(rows, biases, TOWER_STEM, TOWER_LAYER, pre_norm=True))
+    states = map(norm, read.encode(rows, biases, tower.blocks))
     pooled = np.stack([row[_end(tower, ids) if clip else -1] for row, ids in zip(states, texts, strict=True)])
     if clip:
         return _project(weights, "text_projection", pooled, towers.dimension)
@@ -39,7 +38,7 @@ def embed_texts(folder: Path, towers: Towers, texts: Sequence[Ids]) -> Floats:
 def embed_images(folder: Path, towers: Towers, pixels: Floats) -> Floats:
     """Embed images, float32 [images, 3, size, size]: [images, dimension]."""
     weights, tower = open_tower_weights(folder, towers), towers.image
-    read, clip = Transformer(weights, tower, "vision_model."), towers.family == "clip"
+    read, clip = Transformer(weights, tower.shape, "vision_model."), towers.family == "clip"
     table = read.get("embeddings.position_embedding.weight", tower.patches + clip, tower.hidden)
     rows = [_patches(read, tower, image, bias=not clip) for image in pixels]
     if clip:
@@ -47,7 +46,7 @@ def embed_images(folder: Path, towers: Towers, pixels: Floats) -> Floats:
         rows = [read.norm("pre_layrnorm")(np.concatenate([first, x]) + table) for x in rows]
     else:
         rows = [x + table for x in rows]
-    rows = read.encode(rows, [NO_BIAS] * len(rows), TOWER_STEM, TOWER_LAYER, pre_norm=True)
+    rows = read.encode(rows, [NO_BIAS] * len(rows), tower.blocks)
     norm = read.norm("post_layernorm")
     if clip:
         pooled = np.stack([norm(x[:1])[0] for x in rows])
@@ -82,11 +81,11 @@ def _attend_probe(read: Transformer, tower: ImageTower, x: Floats) -> Floats:
     bias = read.get("head.attention.in_proj_bias", 3 * hidden)
     probe = read.get("head.probe", 1, 1, hidden)[0]
     query, key, value = (
-        linear(vectors, part, shift)
+        affine(vectors, part, shift).reshape(len(vectors), tower.heads, -1)
         for vectors, part, shift in zip((probe, x, x), np.split(matrix, 3), np.split(bias, 3), strict=True)
     )
-    y = read.linear("head.attention.out_proj", hidden, hidden)(attention(query, key, value, tower.heads, NO_BIAS))
-    y = y + read.feed_forward("head.mlp.fc1", "head.mlp.fc2")(read.norm("head.layernorm")(y))
+    y = read.linear("head.attention.out_proj", hidden, hidden)(attend(query, key, value, NO_BIAS, tower.shape.scale))
+    y = y + read.feed_forward(PROBE_MLP)(read.norm("head.layernorm")(y))
     pooled: Floats = y[0]
     return pooled
 

@@ -1,8 +1,8 @@
-"""Export with PyTorch what Shoal cannot build itself: graphs of other architectures, and weights that are only pickles.
+"""Export with PyTorch the graphs of architectures that Shoal does not build.
 
 Everything runs in a separate process (`export_process`): PyTorch takes gigabytes, and its exporter can only be stopped
-with its process. Pickles are opened only there, with `weights_only`. The process is set to stay offline, has no token
-in its environment, and never runs the model's code; it is no sandbox.
+with its process. The process is set to stay offline, has no token in its environment, and never runs the model's code;
+it is no sandbox.
 
 Its memory is monitored, not limited by RLIMIT_AS. PyTorch reserves many times the address space that it touches, and
 mapped files count there, so a limit that stops a runaway export would also stop normal ones.
@@ -67,15 +67,13 @@ Result = TypeVar("Result")
 
 
 class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of an export. `folder` holds a complete model with all weights in safetensors. `graph`: int64 `inputs`
-    in, `last_hidden_state` (`kind` "encoder") or `logits` out; "" if none was requested. `converted`: files written
-    from pickles. `verification`: how the graph compares with PyTorch, in words."""
+    """The result of an export. `folder` holds a complete model. `graph`: int64 `inputs` in, `last_hidden_state` (`kind`
+    "encoder") or `logits` out. `verification`: how the graph compares with PyTorch, in words."""
 
     folder: str
     kind: Kind = "encoder"
     graph: str = ""
     inputs: tuple[str, ...] = ()
-    converted: tuple[str, ...] = ()
     verification: str = ""
 
 
@@ -111,13 +109,12 @@ def export(
     folder: Path,
     into: Path,
     *,
-    graph: bool = True,
     progress: Callable[[str, float], None] | None = None,
     stop: Stop | None = None,
     max_memory_mb: int = 0,
     timeout_s: float = TIMEOUT_S,
 ) -> ExportResult:
-    """Export the model of `folder` into the empty folder `into`; without `graph`, only convert pickles.
+    """Export the model of `folder` into the empty folder `into`.
 
     `progress` receives (stage, fraction), on this thread. `max_memory_mb` limits the process (0: three quarters of the
     machine's memory). Blocks, for minutes with a large model. Raises MissingExtra, ModelFileError (it cannot be
@@ -126,7 +123,7 @@ def export(
     """
     if not can_export():
         raise MissingExtra("Exporting a model whose architecture Shoal does not build", "convert")
-    program = Program(command=[*PROGRAM, str(folder), str(into), str(int(graph))], line=Line[ExportResult])
+    program = Program(command=[*PROGRAM, str(folder), str(into)], line=Line[ExportResult])
     return run_program(program, progress=progress, stop=stop, max_memory_mb=max_memory_mb, timeout_s=timeout_s)
 
 

@@ -77,11 +77,10 @@ def export_towers(
 ) -> ExportedTowers:
     """Write the graphs of the model in `folder`, and its tokenizer, into the folder `into`.
 
-    For open_clip it reads open_clip_config.json and open_clip_model.safetensors (or its pickle, opened with
-    `weights_only` in that process only); for timm, config.json and model.safetensors. The graphs are model.onnx
-    (input_ids int64 [b, l] to text_embeds [b, d]; l is free if texts are read causally, else `pad_to` of the spec) and
-    image.onnx (pixel_values to image_embeds, or to logits). `progress` receives (stage, fraction), on this thread:
-    read, load, export, verify. Blocks, for minutes with a large model.
+    For open_clip it reads open_clip_config.json and open_clip_model.safetensors; for timm, config.json and
+    model.safetensors. The graphs are model.onnx (input_ids int64 [b, l] to text_embeds [b, d]; l is free if texts are
+    read causally, else `pad_to` of the spec) and image.onnx (pixel_values to image_embeds, or to logits). `progress`
+    receives (stage, fraction), on this thread: read, load, export, verify. Blocks, for minutes with a large model.
 
     Raises MissingExtra, ModelFileError (it cannot be exported or preprocessed as the model requires, or not within
     memory and time), VerificationFailed (a graph or the tokenizer gives something else), Cancelled once the process is

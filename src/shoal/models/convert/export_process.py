@@ -1,4 +1,4 @@
-"""The process that exports a model with PyTorch: `python -m shoal.models.convert.export_process FOLDER INTO GRAPH`.
+"""The process that exports a model with PyTorch: `python -m shoal.models.convert.export_process FOLDER INTO`.
 
 It writes lines of JSON (`export.Line`) to its standard output, and exits when its standard input closes. See `export`
 for its result.
@@ -6,7 +6,6 @@ for its result.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -22,16 +21,13 @@ import numpy as np
 from shoal.errors import ModelFileError, ShoalError, VerificationFailed
 from shoal.models.convert.contract import Contract, read_contract
 from shoal.models.convert.contract.classifier import tells_segments
-from shoal.models.convert.contract.json_file import read_json
 from shoal.models.convert.export import ExportResult, Kind, Line
 from shoal.models.convert.verify import min_cosine
-from shoal.models.manifest import is_inside
-from shoal.models.sources.select import choose_in_folder, is_pickle, is_pickle_index
+from shoal.models.sources.select import choose_in_folder, is_graph
 
 GRAPH = "onnx/model.onnx"
 OPSET = 20
 WEIGHTS = "model.safetensors"
-PICKLE = "pytorch_model.bin"
 MIN_COSINE = 0.9999
 MAX_DIFFERENCE = 1e-3
 """Relative to the largest value: both compute in float32, in a different order."""
@@ -46,9 +42,9 @@ Tell = Callable[[str, float], None]
 
 
 def main() -> None:
-    folder, into, with_graph = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "1"
+    folder, into = Path(sys.argv[1]), Path(sys.argv[2])
     report(
-        lambda tell: _run(folder, into, with_graph, tell),
+        lambda tell: _run(folder, into, tell),
         "serve it with --engine torch, or use a repository that ships onnx/model.onnx",
     )
 
@@ -97,12 +93,10 @@ def exit_with_stdin() -> None:
     threading.Thread(target=wait, name="input", daemon=True).start()
 
 
-def _run(folder: Path, into: Path, with_graph: bool, tell: Tell) -> ExportResult:
+def _run(folder: Path, into: Path, tell: Tell) -> ExportResult:
     tell("read", 0.0)
-    converted = _copy_model_files(folder, into)
+    _copy_model_files(folder, into)
     tell("read", 1.0)
-    if not with_graph:
-        return ExportResult(folder=str(into), converted=tuple(converted))
     contract = read_contract(into, foreign=True)
     kind, encoder = graph_kind(contract), contract.encoder_path
     model, inputs = _load(into / encoder, kind)
@@ -121,7 +115,6 @@ def _run(folder: Path, into: Path, with_graph: bool, tell: Tell) -> ExportResult
         kind=kind,
         graph=f"{prefix}{GRAPH}",
         inputs=inputs,
-        converted=tuple(converted),
         verification=verification,
     )
 
@@ -134,25 +127,13 @@ def graph_kind(contract: Contract) -> Kind:
     return "encoder" if contract.classifier is None else "classifier"
 
 
-def _copy_model_files(folder: Path, into: Path) -> list[str]:
-    """Copy the model's own files except graphs; convert pickles to safetensors and return those files."""
-    converted = []
-    for name in choose_in_folder(folder, pickles=True):
-        path, target = folder / name, into / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if is_pickle_index(name):
-            converted.extend(_convert_shards(path, target.parent, into))
-        elif path.name == PICKLE:
-            converted.append(_convert_pickle(path, target.with_name(WEIGHTS), into))
-        elif path.suffix == ".pt":
-            converted.append(_convert_pickle(path, target.with_suffix(".safetensors"), into))
-        elif not is_pickle(name) and not _is_graph(name):
-            _copy(path, target)
-    return converted
-
-
-def _is_graph(name: str) -> bool:
-    return "model.onnx" in name or "_attr__value" in name
+def _copy_model_files(folder: Path, into: Path) -> None:
+    """Copy the model's own files except graphs."""
+    for name in choose_in_folder(folder):
+        if not is_graph(name):
+            target = into / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _copy(folder / name, target)
 
 
 def _copy(path: Path, target: Path) -> None:
@@ -161,46 +142,6 @@ def _copy(path: Path, target: Path) -> None:
         os.link(path.resolve(), target)
     except OSError:
         shutil.copyfile(path, target)
-
-
-def _convert_pickle(path: Path, target: Path, into: Path) -> str:
-    """Convert a pickle's tensors to safetensors; return the path inside `into`. Raises ModelFileError if it contains
-    anything else."""
-    import torch
-    from safetensors.torch import save_file
-
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle's own errors have no common base
-        reason = " ".join(str(error).split())[:200]
-        raise ModelFileError(
-            f"is not a pickle of tensors only ({reason}); use a revision that has safetensors", file=path.name
-        ) from None
-    if not isinstance(state, dict) or not state or not all(isinstance(each, torch.Tensor) for each in state.values()):
-        raise ModelFileError("is not a dictionary of tensors; use a revision that has safetensors", file=path.name)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Clone each tensor: the format rejects tensors that share memory, such as tied ones.
-    save_file({name: each.contiguous().clone() for name, each in state.items()}, target, metadata={"format": "pt"})
-    return target.relative_to(into).as_posix()
-
-
-def _convert_shards(pickled: Path, target: Path, into: Path) -> list[str]:
-    """Convert the shards of an index, each to one with the same number, and write an index of them."""
-    listed = read_json(pickled.parent, pickled.name)
-    places = listed.get("weight_map") if isinstance(listed, dict) else None
-    if not isinstance(places, dict) or not all(isinstance(each, str) for each in places.values()):
-        raise ModelFileError("lists no shards; fetch the model again", file=pickled.name, key="weight_map")
-    shards = sorted(set(places.values()))
-    renamed = {}
-    for number, shard in enumerate(shards, 1):
-        if not is_inside(shard) or not (pickled.parent / shard).is_file():
-            raise ModelFileError(f"its shard {shard!r} is missing; fetch the model again", file=pickled.name)
-        renamed[shard] = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-    made = [_convert_pickle(pickled.parent / shard, target / new, into) for shard, new in renamed.items()]
-    named = {"metadata": {}, "weight_map": {tensor: renamed[shard] for tensor, shard in places.items()}}
-    index = target / f"{WEIGHTS}.index.json"
-    index.write_text(json.dumps(named))
-    return [*made, index.relative_to(into).as_posix()]
 
 
 def _load(folder: Path, kind: Kind) -> tuple[Any, tuple[str, ...]]:

@@ -7,33 +7,22 @@ with a padded batch also shows that padding changes nothing. Written for compari
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from msgspec.structs import replace
 
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract import Contract, Dense, Encoder, LayerNorm
+from shoal.models.convert.contract.adapters import open_encoder, set_task
 from shoal.models.convert.contract.types import Late, Splade, Table, Truncate
 from shoal.models.convert.contract.weights import Weights, open_file, open_weights
-from shoal.models.convert.graphs.encoder import LAYERS, tensor_prefix
-from shoal.models.convert.graphs.layers import LayerNames, Sizes
-from shoal.models.convert.graphs.mlm import HEADS, last_layer
-from shoal.models.convert.graphs.tensors import norm_names
+from shoal.models.convert.graphs.classifier import answer_rows
+from shoal.models.convert.graphs.mlm import HEADS, inner_activation, last_layer
+from shoal.models.convert.numpy_transformer import Floats, Ids, Transformer, activate, affine, encode, norm
 from shoal.specs import TextSpec
-
-Floats: TypeAlias = npt.NDArray[Any]
-"""float32; numpy's types do not track it through arithmetic."""
-
-Ids: TypeAlias = npt.NDArray[np.int64]
-Map: TypeAlias = Callable[[Floats], Floats]
-NO_BIAS: Floats = np.zeros((), np.float32)
-
-_GRID = np.linspace(0.0, 6.0, 6001)
-_ERF = np.array([math.erf(x) for x in _GRID])
-"""erf is 1 in float32 beyond 6; interpolating between points 0.001 apart has an error of at most 1.3e-7."""
 
 
 class Embedding(NamedTuple):
@@ -46,10 +35,16 @@ class Embedding(NamedTuple):
 
 
 def outputs(
-    folder: Path, contract: Contract, spec: TextSpec, texts: Sequence[Ids], skips: Sequence[int] | None = None
+    folder: Path,
+    contract: Contract,
+    spec: TextSpec,
+    texts: Sequence[Ids],
+    skips: Sequence[int] | None = None,
+    adapters: Sequence[int] = (),
 ) -> dict[str, list[Floats]]:
-    """Return the outputs of an embedder's graph for texts given as token ids: by name, one array per text."""
-    tokens = _tokens(folder, contract, texts)
+    """Return the outputs of an embedder's graph for texts given as token ids: by name, one array per text. `adapters`:
+    the number of each text's adapter, as the graph takes them."""
+    tokens = _adapted_tokens(folder, contract, texts, adapters) if len(adapters) else _tokens(folder, contract, texts)
     made: dict[str, list[Floats]] = {}
     if contract.dimension:
         found = _build_embedding(folder, contract, tokens, skips)
@@ -71,15 +66,25 @@ def embed(
 ) -> Embedding:
     """Embed texts given as token ids; `skips` is the number of leading tokens to exclude from pooling."""
     return _build_embedding(
-        folder, contract, _encode(open_weights(folder, contract.encoder_path), encoder, texts), skips
+        folder, contract, encode(open_encoder(folder, contract.encoder_path, contract.encoder), encoder, texts), skips
     )
+
+
+def _adapted_tokens(folder: Path, contract: Contract, texts: Sequence[Ids], adapters: Sequence[int]) -> list[Floats]:
+    """As `_tokens`, each text with the weights of its own task."""
+    encoder = contract.encoder
+    assert encoder is not None
+    assert encoder.adapters is not None
+    names = (None, *encoder.adapters.tasks)
+    chosen = {each: replace(contract, encoder=set_task(encoder, names[each])) for each in set(adapters)}
+    return [_tokens(folder, chosen[each], [ids])[0] for ids, each in zip(texts, adapters, strict=True)]
 
 
 def _tokens(folder: Path, contract: Contract, texts: Sequence[Ids]) -> list[Floats]:
     """Return the token vectors of each text. Raises ModelFileError for a model with neither encoder nor table."""
-    weights = open_weights(folder, contract.encoder_path)
+    weights = open_encoder(folder, contract.encoder_path, contract.encoder)
     if contract.encoder is not None:
-        return _encode(weights, contract.encoder, texts)
+        return encode(weights, contract.encoder, texts)
     if contract.table is None:
         raise ModelFileError("unknown architecture", file=contract.file("config.json"), key="model_type")
     return [np.stack([_look_up(weights, contract.table, int(token)) for token in ids]) for ids in texts]
@@ -103,15 +108,16 @@ def _splade(
     folder: Path, contract: Contract, encoder: Encoder, splade: Splade, tokens: Sequence[Floats]
 ) -> list[Floats]:
     """Return each text's weights over the vocabulary, from the logits of its own tokens."""
-    weights = open_weights(folder, contract.encoder_path)
-    read, head = Transformer(weights, encoder), HEADS[encoder.family]
+    weights = open_encoder(folder, contract.encoder_path, contract.encoder)
+    read, head = Transformer(weights, encoder.shape), HEADS[encoder.family]
     matrix, bias = last_layer(encoder, splade, weights)
     last = weights.get(matrix, (encoder.vocab_size, encoder.hidden)), weights.get(bias, (encoder.vocab_size,))
-    dense, scale = read.linear(head.dense, encoder.hidden, encoder.hidden), read.norm(head.norm)
+    dense = read.linear(head.dense, encoder.hidden, encoder.hidden, bias=splade.dense_bias)
+    scale, inner_kind = read.norm(head.norm), inner_activation(encoder, splade)
     made = []
     for row in tokens:
-        inner = scale(activate(head.activation or encoder.activation, dense(row)))
-        weighed = np.log1p(np.maximum(linear(inner, *last), np.float32(0)))
+        inner = scale(activate(inner_kind, dense(row)))
+        weighed = np.log1p(np.maximum(affine(inner, *last), np.float32(0)))
         if splade.activation == "log1p_relu":
             weighed = np.log1p(weighed)
         made.append(weighed.max(axis=0) if splade.strategy == "max" else weighed.sum(axis=0))
@@ -140,114 +146,28 @@ def score(
     head = contract.classifier
     if head is None:
         raise ModelFileError("belongs to a model without a classifier", file=contract.file("config.json"))
-    weights = open_weights(folder, contract.encoder_path)
-    first = np.stack([row[0] for row in _encode(weights, encoder, texts, segments if head.segments else None)])
-    read = Transformer(weights, encoder)
-    inner = activate(head.activation, read.linear(head.dense, encoder.hidden, encoder.hidden)(first))
-    return read.linear(head.out, len(head.spec.labels), encoder.hidden)(inner)
+    weights = open_encoder(folder, contract.encoder_path, contract.encoder)
+    rows = encode(weights, encoder, texts, segments if head.segments else None)
+    pooled = [
+        _pool(head.pooling, row[: _read_length(ids, head.unread)], 0) for ids, row in zip(texts, rows, strict=True)
+    ]
+    read, width, value = Transformer(weights, encoder.shape), encoder.hidden, np.stack(pooled)
+    if head.dense:
+        value = read.linear(head.dense, width, width, bias=head.dense_bias)(value)
+    value = activate(head.activation, value)
+    if head.norm:
+        value = read.norm(head.norm)(value)
+    if head.answers is not None:
+        matrix, answers = answer_rows(encoder, head, weights)
+        logits = value @ weights.rows(matrix, (encoder.vocab_size, width), answers).T
+        return logits if head.answers.false is None else logits[:, :1] - logits[:, 1:]
+    return read.linear(head.out, len(head.spec.labels), width, bias=head.out_bias)(value)
 
 
-def _encode(
-    weights: Weights, encoder: Encoder, texts: Sequence[Ids], segments: Sequence[Ids] | None = None
-) -> list[Floats]:
-    read = Transformer(weights, encoder, tensor_prefix(encoder, weights))
-    types = segments or [np.zeros_like(ids) for ids in texts]
-    rows = [_embeddings(read, encoder, ids, kinds) for ids, kinds in zip(texts, types, strict=True)]
-    return read.encode(rows, [_relative_bias(read, encoder, len(row)) for row in rows], *LAYERS[encoder.family])
-
-
-class Transformer:
-    """The tensors of a transformer, whose names start with `prefix`, and its layers over x [l, hidden]. Every method
-    that takes a name loads those tensors and returns the map that they define."""
-
-    def __init__(self, weights: Weights, sizes: Sizes, prefix: str = "") -> None:
-        self._weights = weights
-        self._sizes = sizes
-        self._prefix = prefix
-
-    def get(self, name: str, *shape: int) -> Floats:
-        return self._weights.get(self._prefix + name, shape)
-
-    def rows(self, name: str, count: int, ids: Ids) -> Floats:
-        """Return rows of a table of `count` vectors."""
-        return self._weights.rows(self._prefix + name, (count, self._sizes.hidden), ids)
-
-    def linear(self, name: str, out: int, into: int) -> Map:
-        weight, bias = self.get(f"{name}.weight", out, into), self.get(f"{name}.bias", out)
-        return lambda x: linear(x, weight, bias)
-
-    def norm(self, name: str) -> Map:
-        shape = (self._sizes.hidden,)
-        scale, shift = (self._weights.get(each, shape) for each in norm_names(self._weights, self._prefix + name))
-        return lambda x: norm(x, scale, shift, self._sizes.norm_eps)
-
-    def feed_forward(self, up: str, down: str) -> Map:
-        hidden, inner = self._sizes.hidden, self._sizes.intermediate
-        widen, narrow = self.linear(up, inner, hidden), self.linear(down, hidden, inner)
-        return lambda x: narrow(activate(self._sizes.activation, widen(x)))
-
-    def layer(self, prefix: str, names: LayerNames, *, pre_norm: bool = False) -> Callable[[Floats, Floats], Floats]:
-        """Load attention and feed-forward, each with its residual and norm (`pre_norm`: before it, else after the sum).
-        The map takes x and a bias for the scores of its attention."""
-        hidden, named = self._sizes.hidden, LayerNames._make(prefix + name for name in names)
-        query, key, value, out = (self.linear(name, hidden, hidden) for name in named[:4])
-        first_norm, second_norm = self.norm(named.attention_norm), self.norm(named.output_norm)
-        feed_forward = self.feed_forward(named.up, named.down)
-
-        def run(x: Floats, bias: Floats) -> Floats:
-            read = first_norm(x) if pre_norm else x
-            x = x + out(attention(query(read), key(read), value(read), self._sizes.heads, bias))
-            x = x if pre_norm else first_norm(x)
-            x = x + feed_forward(second_norm(x) if pre_norm else x)
-            return x if pre_norm else second_norm(x)
-
-        return run
-
-    def encode(
-        self, rows: list[Floats], biases: Sequence[Floats], stem: str, names: LayerNames, *, pre_norm: bool = False
-    ) -> list[Floats]:
-        """Run each x of `rows`, with its own bias, through all layers."""
-        for layer in range(self._sizes.layers):
-            run = self.layer(f"{stem}.{layer}.", names, pre_norm=pre_norm)
-            rows = [run(row, bias) for row, bias in zip(rows, biases, strict=True)]
-        return rows
-
-
-def _embeddings(read: Transformer, encoder: Encoder, ids: Ids, types: Ids) -> Floats:
-    x = read.rows("embeddings.word_embeddings.weight", encoder.vocab_size, ids)
-    x = x + read.rows("embeddings.position_embeddings.weight", encoder.max_positions, _positions(encoder, ids))
-    if encoder.token_types:
-        x = x + read.rows("embeddings.token_type_embeddings.weight", encoder.token_types, types)
-    return read.norm("embeddings.LayerNorm")(x)
-
-
-def _relative_bias(read: Transformer, encoder: Encoder, length: int) -> Floats:
-    """Return MPNet's bias [heads, query, key] by the bucket of key - query; 0 for other families."""
-    if encoder.family != "mpnet":
-        return NO_BIAS
-    table = read.get("encoder.relative_attention_bias.weight", 32, encoder.heads)
-    buckets = [[_bucket(key - query) for key in range(length)] for query in range(length)]
-    return np.transpose(table[np.array(buckets)], (2, 0, 1))
-
-
-def _positions(encoder: Encoder, ids: Ids) -> Ids:
-    if encoder.position_offset == 0:
-        return np.arange(len(ids))
-    position, positions = encoder.pad_id, []
-    for token in ids:
-        position += token != encoder.pad_id
-        positions.append(position if token != encoder.pad_id else encoder.pad_id)
-    return np.array(positions, np.int64)
-
-
-def _bucket(distance: int) -> int:
-    """Return one of 16 buckets per side: 0..7 exact, then 8 more with limits that grow as 8 * 16 ** (k / 8) up to
-    128."""
-    side = 16 if distance > 0 else 0
-    distance = abs(distance)
-    if distance < 8:
-        return side + distance
-    return side + min(8 + sum(distance >= 8 * 2 ** (k / 2) for k in range(1, 8)), 15)
+def _read_length(ids: Ids, unread: int | None) -> int:
+    """Return the number of tokens up to the last one that is read."""
+    read = [place for place, token in enumerate(ids) if token != unread]
+    return read[-1] + 1 if read else len(ids)
 
 
 def _pool(mode: str, tokens: Floats, skip: int) -> Floats:
@@ -287,54 +207,12 @@ def _layer(dense: Dense, folder: Path, x: Floats) -> Floats:
     shape = (dense.out_features, dense.in_features)
     none = np.zeros(dense.out_features, np.float32)
     bias = weights.get(f"{dense.stem}bias", shape[:1]) if dense.bias else none
-    y = activate(dense.activation, linear(x, weights.get(f"{dense.stem}weight", shape), bias))
+    y = activate(dense.activation, affine(x, weights.get(f"{dense.stem}weight", shape), bias))
     if dense.residual:
-        y = y + (x if shape[0] == shape[1] else linear(x, weights.get("residual.weight", shape), none))
+        y = y + (x if shape[0] == shape[1] else affine(x, weights.get("residual.weight", shape), none))
     return y
 
 
 def _unit(x: Floats) -> Floats:
     normalized: Floats = x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), np.float32(1e-12))
     return normalized
-
-
-def linear(x: Floats, weight: Floats, bias: Floats) -> Floats:
-    y: Floats = x @ weight.T + bias
-    return y
-
-
-def norm(x: Floats, scale: Floats, shift: Floats, epsilon: float) -> Floats:
-    centred = x - x.mean(axis=-1, keepdims=True)
-    variance = (centred * centred).mean(axis=-1, keepdims=True)
-    y: Floats = centred / np.sqrt(variance + np.float32(epsilon)) * scale + shift
-    return y
-
-
-def attention(query: Floats, key: Floats, value: Floats, heads: int, bias: Floats) -> Floats:
-    """Compute attention. `bias` is added to the scores, [query, key] or one for each head."""
-    size = query.shape[-1] // heads
-    mixed = np.empty_like(query)
-    for head, shift in enumerate(np.broadcast_to(bias, (heads, len(query), len(key)))):
-        part = slice(head * size, (head + 1) * size)
-        scores = query[:, part] @ key[:, part].T / np.float32(math.sqrt(size)) + shift
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        mixed[:, part] = weights / weights.sum(axis=1, keepdims=True) @ value[:, part]
-    return mixed
-
-
-def activate(name: str, x: Floats) -> Floats:
-    half, one = np.float32(0.5), np.float32(1)
-    y: Floats = x
-    if name == "gelu":
-        erf = np.sign(x) * np.interp(np.abs(x) / math.sqrt(2.0), _GRID, _ERF).astype(np.float32)
-        y = x * half * (one + erf)
-    elif name == "gelu_tanh":
-        y = x * half * (one + np.tanh(np.float32(math.sqrt(2.0 / math.pi)) * (x + np.float32(0.044715) * x**3)))
-    elif name == "relu":
-        y = np.maximum(x, np.float32(0))
-    elif name == "tanh":
-        y = np.tanh(x)
-    elif name in ("sigmoid", "silu", "quick_gelu"):
-        sigmoid = half * (one + np.tanh((x * np.float32(1.702) if name == "quick_gelu" else x) * half))
-        y = sigmoid if name == "sigmoid" else x * sigmoid
-    return y

@@ -7,6 +7,7 @@ Normalize ends the model. Models that score are compared by their logits, over t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 
 from shoal.errors import VerificationFailed
 from shoal.models.convert import reference
-from shoal.models.convert.contract import Contract
+from shoal.models.convert.contract import Contract, Encoder
 from shoal.models.convert.graphs.text import can_build
 from shoal.models.convert.reference import score
 from shoal.specs import TextSpec
@@ -48,6 +49,9 @@ PAIRS = (
 )
 """For models that score: pairs and single texts."""
 
+LONGEST_WINDOW = 512
+"""Windows of more tokens are not verified with a text of their own."""
+
 MAX_LOGIT_DIFFERENCE = 2e-3
 """Relative to the largest logit, or to 1 if that is larger: float32 differs by less than 1e-5, a wrong head by more."""
 
@@ -70,13 +74,14 @@ def verify(source: Path, contract: Contract, target: Path, spec: TextSpec, run: 
     """
     if spec.score is not None:
         return _verify_scores(source, contract, target, spec, run)
-    batch = sample_inputs(target, spec, SAMPLES)
+    batch = sample_inputs(target, spec, (*SAMPLES, *long_samples(contract.encoder)))
     got = run(batch, spec.outputs)
     lengths = batch["attention_mask"].sum(axis=1)
     if can_build(source, contract):
         skips = (batch["attention_mask"] - batch.get("pooling_mask", batch["attention_mask"])).sum(axis=1)
         texts = _cut(batch["input_ids"], lengths)
-        expected = reference.outputs(source, contract, spec, texts, [int(skip) for skip in skips])
+        adapters = [int(row[0]) for row in batch.get("adapter_ids", ())]
+        expected = reference.outputs(source, contract, spec, texts, [int(skip) for skip in skips], adapters)
         method, words = "reference", "a numpy forward pass"
     else:
         alone = [run(one, spec.outputs) for one in _split_batch(batch)]
@@ -88,6 +93,16 @@ def verify(source: Path, contract: Contract, target: Path, spec: TextSpec, run: 
         length = np.linalg.norm(got[spec.pooled], axis=-1, keepdims=True)
         pairs.append(_Pair("", whole, got[spec.pooled] / np.maximum(length, 1e-12), spec.dimension))
     return _verdict(pairs, method, words)
+
+
+def long_samples(encoder: Encoder | None) -> tuple[str, ...]:
+    """Return a text longer than the windows of the encoder's layers, in which these matter; none without windows, or
+    with ones too long for a forward pass in numpy."""
+    windows = [layer.window for layer in encoder.layers if layer.window is not None] if encoder else []
+    if not windows or min(windows) > LONGEST_WINDOW:
+        return ()
+    words = itertools.cycle(SAMPLES[2].split())
+    return (" ".join(itertools.islice(words, min(windows) + 16)),)
 
 
 class _Pair(NamedTuple):
@@ -125,8 +140,9 @@ def _pad_rows(rows: Sequence[Array], width: int) -> Array:
 def _verify_scores(source: Path, contract: Contract, target: Path, spec: TextSpec, run: Run) -> Verification:
     """Verify the logits of texts and pairs by their difference: their direction says little (one label has only
     two)."""
-    batch = sample_inputs(target, spec, PAIRS)
-    outputs = spec.outputs
+    outputs: Sequence[str] = spec.outputs
+    pairs: tuple[str | TextPair, ...] = (*PAIRS, *long_samples(contract.encoder))
+    batch = sample_inputs(target, spec, pairs)
     got = run(batch, outputs)[outputs[0]]
     encoder = contract.encoder
     if encoder is not None and can_build(source, contract):
@@ -138,7 +154,7 @@ def _verify_scores(source: Path, contract: Contract, target: Path, spec: TextSpe
         expected = np.concatenate([run(one, outputs)[outputs[0]] for one in _split_batch(batch)])
         method, words = "itself", "itself, each text alone and in a batch"
     labels = len(contract.classifier.spec.labels) if contract.classifier else 0
-    if got.shape != (len(PAIRS), labels):
+    if got.shape != (len(pairs), labels):
         return _failed(
             f"the graph returns scores of shape {list(got.shape)}, but the files name {labels} labels", method
         )
@@ -191,7 +207,8 @@ def row_cosines(left: Array, right: Array) -> Array:
 def sample_inputs(target: Path, spec: TextSpec, texts: Sequence[str | TextPair]) -> dict[str, Array]:
     """Return texts or pairs as one padded batch of the graph's inputs, int64 [b, l].
 
-    With `pooling_mask`, the first two tokens of each text with more than three represent a prompt.
+    With `pooling_mask`, the first two tokens of each text with more than three represent a prompt. With `adapter_ids`,
+    each text has another task, the last one none.
     """
     from tokenizers import Tokenizer
 
@@ -211,12 +228,14 @@ def sample_inputs(target: Path, spec: TextSpec, texts: Sequence[str | TextPair])
             segments[index, : len(types)] = types
     pooled = mask.copy()
     pooled[mask.sum(axis=1) > 3, :2] = 0
+    adapters = np.arange(1, len(rows) + 1) % (len(spec.embedding_tasks) + 1)
     made = {
         "input_ids": ids,
         "attention_mask": mask,
         "token_type_ids": segments,
         "position_ids": np.broadcast_to(np.arange(width), ids.shape).copy(),
         "pooling_mask": pooled,
+        "adapter_ids": np.broadcast_to(adapters[:, None], ids.shape).copy(),
     }
     return {name: made[name] for name in spec.inputs}
 

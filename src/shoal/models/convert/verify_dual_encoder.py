@@ -8,7 +8,7 @@ import numpy as np
 
 from shoal.models.convert.contract.tower_types import Towers
 from shoal.models.convert.dual_encoder_reference import embed_images, embed_texts
-from shoal.models.convert.reference import Floats, Ids
+from shoal.models.convert.numpy_transformer import Floats, Ids
 from shoal.models.convert.verify import MAX_DIFFERENCE, MIN_COSINE, SAMPLES, Run, Verification, min_cosine
 from shoal.specs import TextSpec
 from shoal.types import Array

@@ -13,6 +13,7 @@ from pathlib import Path
 from shoal.errors import AddressError, NotAtSource, SourceAway, SourceError
 from shoal.models.address import Address
 from shoal.models.progress import Progress, Stop
+from shoal.models.rerankers import is_marked, mark_folder, recognize_folder
 from shoal.models.sources import folder, hub, pypi
 from shoal.models.sources.access import Access, FetchedModel, FetchJob, disk_error
 from shoal.models.sources.pins import Pin, find_pin
@@ -59,10 +60,23 @@ def fetch(
             continue
         if pin is not None:
             pin.check(fetched, weights=weights)
+        if weights and fetched.folder == into:
+            _mark_reranker(job)
         return fetched
     kinds = {type(failure) for failure in failures}
     kind = next((kind for kind in (SourceAway, SourceError) if kind in kinds), NotAtSource)
     raise kind("; ".join(failure.message for failure in failures))
+
+
+def _mark_reranker(job: FetchJob) -> None:
+    """Mark the fetched files if they are read as a reranker. Their own mark yields to a form in the address alone."""
+    names = {path.name for path in job.into.iterdir()}
+    form = job.find_reranker(names, recognize_folder(job.into, job.address.id))
+    if job.address.reranker or (form and not is_marked(names)):
+        try:
+            mark_folder(job.into, form)
+        except OSError as error:
+            raise disk_error(error, "the store") from error
 
 
 def _empty(target: Path) -> None:

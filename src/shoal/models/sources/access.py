@@ -10,22 +10,21 @@ from shoal.downloads import disk
 from shoal.errors import SourceError
 from shoal.models.address import Address
 from shoal.models.progress import Progress, Stop
-from shoal.models.sources.select import choose_files, find_pickled_heads
+from shoal.models.rerankers import recognize_name
+from shoal.models.sources.select import choose_files, has_tensors
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """Network access settings. `hub` None: the hub client's own default, which HF_ENDPOINT overrides.
 
-    `pip`: extra environment variables for pip (a private index, for instance). `pickles`: also fetch weights that exist
-    only as pickles, for a caller that converts them to safetensors.
+    `pip`: extra environment variables for pip (a private index, for instance).
     """
 
     offline: bool = False
     hf_token: str | None = field(default=None, repr=False)
     hub: str | None = None
     pip: tuple[tuple[str, str], ...] = ()
-    pickles: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +53,20 @@ class FetchJob:
     patience: float = 10.0
     weights: bool = True
 
-    def choose(self, names: Collection[str], folders: Iterable[str]) -> list[str]:
+    def find_reranker(self, names: Collection[str], recognized: str = "") -> str:
+        """Return the form in which to read the files `names` as a reranker, or "". A form that is only `recognized`
+        yields to a modules.json, to a quantization that was asked for, and to graphs without the weights."""
+        named = recognize_name(self.address.target) if self.address.scheme == "hf" else ""
+        plain = "modules.json" not in names and not self.address.form and has_tensors(names)
+        return self.address.reranker or ((named or recognized) if plain else "")
+
+    def choose(self, names: Collection[str], folders: Iterable[str], recognized: str = "") -> list[str]:
         """Choose the files to fetch from a source. Raises SourceError if they do not make up a model."""
+        reranker = bool(self.find_reranker(names, recognized))
         try:
-            chosen = choose_files(names, folders, weights=self.weights, pickles=self.access.pickles)
+            chosen = choose_files(names, folders, weights=self.weights, form=self.address.form, reranker=reranker)
         except SourceError as error:
             raise SourceError(f"{self.address}: {error.message}") from None
-        if self.weights and (left := find_pickled_heads(names, chosen)):
-            self.progress.report_note(
-                f"{self.address}: {' and '.join(left)} are skipped: they are pickles, which only the 'convert' extra "
-                "can load"
-            )
         return chosen if self.only_files is None else [name for name in chosen if name in self.only_files]
 
 

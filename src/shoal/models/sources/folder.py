@@ -1,5 +1,5 @@
 """`file:`: a model's folder on this machine, used in place. If its weights are pickles, its files are linked or copied,
-so that the pickles can be replaced."""
+so that the pickles can be replaced; and if it is read as a reranker, so that it can be marked."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from shoal.downloads.disk import check_plain
 from shoal.errors import NotAtSource, SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import sha256
+from shoal.models.rerankers import recognize_folder
 from shoal.models.sources.access import FetchedModel, FetchJob, disk_error
 from shoal.models.sources.select import IR, OPEN_CLIP, TOKENIZER, is_pickle, is_weights, read_module_folders
 
@@ -24,8 +25,8 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 def resolve(address: Address, *, weights: bool = True) -> Address:
     """Return the address with the real absolute path, and a fingerprint of the files as the revision.
 
-    The fingerprint covers names, sizes and times, so it reads no files. Raises SourceError if the folder holds no
-    model; without `weights`, a tokenizer.json alone is enough.
+    The fingerprint covers names, sizes, times and the form of reranker, so it reads no files. Raises SourceError if the
+    folder holds no model; without `weights`, a tokenizer.json alone is enough.
     """
     needed = ("config.json", "modules.json", OPEN_CLIP, *(IR[:1] if weights else (TOKENIZER,)))
     path = Path(address.target).expanduser()
@@ -44,24 +45,26 @@ def resolve(address: Address, *, weights: bool = True) -> Address:
             raise NotAtSource(f"{address} does not exist: check the path") from None
         # For example, a dangling link in the folder. Not Path.exists: it raises without permission.
         raise SourceError(f"{address} cannot be read: {error.strerror} ({error.filename})") from error
-    fingerprint = hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
+    fingerprint = hashlib.sha256("".join([*lines, address.reranker]).encode()).hexdigest()[:32]
     return msgspec.structs.replace(address, target=str(path), revision=fingerprint)
 
 
 def fetch(job: FetchJob) -> FetchedModel:
-    """Return the folder itself, with its weights hashed; if they are pickles, copy the files to `job.into`."""
+    """Return the folder itself, with its weights hashed; if they are pickles, or it is read as a reranker, copy the
+    files to `job.into`."""
     address = resolve(job.address, weights=job.weights)
     folder = Path(address.target)
     names = [path.relative_to(folder).as_posix() for path in _walk(folder)]
-    chosen = job.choose(names, _modules(job.address, folder) if "modules.json" in names else [])
+    recognized = recognize_folder(folder, address.id)
+    chosen = job.choose(names, _modules(job.address, folder) if "modules.json" in names else [], recognized)
     for name in chosen:
         _check(job.address, folder, name)
-    pickled = any(map(is_pickle, chosen))
-    fetched = FetchedModel(job.into if pickled else folder, address)
+    copied = any(map(is_pickle, chosen)) or (job.weights and bool(job.find_reranker(names, recognized)))
+    fetched = FetchedModel(job.into if copied else folder, address)
     for name in filter(is_weights, chosen):
         job.stop.check()
         fetched.hashes[name] = sha256(folder / name)
-    if pickled:
+    if copied:
         for name in chosen:
             job.stop.check()
             _take(folder / name, job.into / name)

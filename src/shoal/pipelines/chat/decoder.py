@@ -155,7 +155,7 @@ class AnswerDecoder:
             reason = "stop"
         if reason == "stop" and not self._hit and self._segments.calls:
             reason = "tool_calls"
-        return [*_merge_chunks(chunks), Chunk(index=self.index, finish_reason=reason)]
+        return [*_merge_chunks(chunks), Chunk(index=self.index, finish_reason=reason, stop=self._stops.found)]
 
     def _flush_rest(self) -> list[Chunk]:
         text = ""

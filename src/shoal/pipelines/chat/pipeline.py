@@ -17,7 +17,9 @@ from shoal.pipelines.chat.reasoning import CLOSE, OPEN
 from shoal.pipelines.chat.required_tools import call_schema, check_depth, select_tools
 from shoal.pipelines.chat.segments import AnswerFormat
 from shoal.pipelines.chat.template import ChatTemplate
+from shoal.pipelines.chat.tool_tags import can_tag, marked_calls, required_calls
 from shoal.pipelines.chat.tools import ParserKind, marks, tool_parser
+from shoal.pipelines.chat.tools.qwen import FUNCTION
 from shoal.pipelines.chat.tools.result_collector import call_id, short_call_id
 from shoal.pipelines.chat.turns import drop_turns, split_turns
 from shoal.pipelines.chat.vocabulary import Vocabulary, check_letters
@@ -124,15 +126,27 @@ class TextChatPipeline:
             ),
         )
 
-    def tools_guide(self, task: Generate) -> Guide | None:
-        """Return a guide that forces a call as a plain JSON object, which the decoder reads whatever the model's own
-        format."""
-        if task.tool_choice not in ("required", "function") or not task.tools:
+    def tools_guide(self, task: Generate, *, tags: bool = False) -> Guide | None:
+        """Return a guide that forces calls as plain JSON objects, which the decoder reads whatever the model's own
+        format; with "auto", one that keeps calls in that format valid."""
+        if task.tool_choice == "none" or not task.tools or self.tool_parser is None or not self._takes_tools:
             return None
-        if self.tool_parser is None or not self._takes_tools:
-            return None
+        tools = select_tools(task)
+        tags = tags and can_tag(tools)
+        if task.tool_choice == "auto":
+            return self._marked_calls_guide(task) if tags else None
         key = "parameters" if self.tool_parser == "llama3" else "arguments"
-        return Guide(kind="json_schema", value=call_schema(select_tools(task), key))
+        if tags and task.tool_choice == "required" and task.parallel_tool_calls:
+            return Guide(kind="structural_tag", value=required_calls(tools, key), field="tools")
+        return Guide(kind="json_schema", value=call_schema(tools, key), field="tools")
+
+    def _marked_calls_guide(self, task: Generate) -> Guide | None:
+        """Return an optional guide, None for formats other than Hermes's objects: only these have one spelling."""
+        template = self.tools_template
+        if self.tool_parser != "hermes" or template is None or FUNCTION in template.source:
+            return None
+        value = marked_calls(task.tools, parallel=task.parallel_tool_calls)
+        return Guide(kind="structural_tag", value=value, field="tools", optional=True)
 
     def to_backend_sampling(self, task: Generate, sampling: Sampling) -> Sampling:
         """Adapt the sampling for the backend. A backend also stops at a stop text inside a call or reasoning, so it
@@ -199,8 +213,9 @@ class TextChatPipeline:
     def _render_conversation(self, task: Generate) -> Prompt:
         """Render the conversation, dropping old turns if allowed. Raises TooLong if it still does not fit."""
         context_tokens, max_tokens = self.options.context_tokens, task.sampling.max_tokens
+        may_drop = task.drop_oldest or self.options.truncation == "oldest"
         whole = self._render(task, task.messages)
-        if context_tokens is not None and whole.tokens is not None and self.options.truncation == "oldest":
+        if context_tokens is not None and whole.tokens is not None and may_drop:
             groups = split_turns(task.messages)
             wished = max_tokens if max_tokens is not None else self.options.answer_tokens or RESERVE
             wished = min(wished, max(1, context_tokens // 4))

@@ -14,6 +14,9 @@ DEEPEST = 64
 MOST_VALUES = 20_000
 """Maximum values in the schemas of all tools: a template prints them, whatever fits in the context."""
 
+ANY_OBJECT = {"type": "object", "properties": {}}
+"""The schema of a tool without one."""
+
 _NOT_SCHEMAS = frozenset({"const", "enum", "default", "examples"})
 _NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose keys are names, whatever they look like."""
@@ -59,7 +62,7 @@ def call_schema(tools: Sequence[Tool], key: str) -> str:
 
 
 def _call(tool: Tool, key: str, place: str) -> dict[str, Any]:
-    parameters = tool.parameters or {"type": "object", "properties": {}}
+    parameters = tool.parameters or ANY_OBJECT
     return {
         "type": "object",
         "properties": {

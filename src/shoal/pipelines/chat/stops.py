@@ -9,7 +9,7 @@ class StopTexts:
     """Passes text on up to the first stop text in it, however it is split into pieces.
 
     The match that begins first wins, and among those the shortest. `include`: pass the stop text on as well. Only a
-    possible beginning of a stop text is held back.
+    possible beginning of a stop text is held back. `found`: the stop text that ended the answer, "" if none did.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
@@ -17,6 +17,7 @@ class StopTexts:
         self._beginnings = [_PrefixMatcher(stop) for stop in self._stops]
         self._include = include
         self._pending = ""
+        self.found = ""
 
     def push(self, text: str) -> tuple[str, bool]:
         """Return the text to pass on, and whether a stop text was found; after that, push nothing more."""
@@ -38,6 +39,7 @@ class StopTexts:
 
     def _end(self, text: str, match: tuple[int, int]) -> tuple[str, bool]:
         self._pending = ""
+        self.found = text[match[0] : match[1]]
         for beginning in self._beginnings:
             beginning.length = 0
         return text[: match[1] if self._include else match[0]], True

@@ -107,6 +107,8 @@ def _parse_jpeg(data: bytes) -> Header:
             if width:
                 _refuse("it is a JPEG with two frames: save it again")
             height, width, channels = struct.unpack_from(">HHB", data, place + 3)
+            if not channels:
+                _refuse("its JPEG states no color channels: save it again")
             rates = [data[place + 9 + 3 * each] for each in range(channels)]
             sizes = [(rate >> 4) * (rate & 15) for rate in rates]
             samples = sum(sizes) / max(1, max(rate >> 4 for rate in rates) * max(rate & 15 for rate in rates))

@@ -16,7 +16,7 @@ MAX_CACHED_OPTIONS = 256
 """Maximum options cached per model; real traffic uses a few."""
 
 KNOWN_NAME = 256
-"""Longest prompt name to cache, in characters: a server with its own prompts accepts any text as a name."""
+"""Longest prompt name or instruction to cache, in characters: some servers accept any text as a name."""
 
 _NO_INPUTS: dict[type, dict[str, Any]] = {
     Embed: {"model": "", "inputs": ()},
@@ -33,7 +33,8 @@ class OptionsCache(Generic[Options]):
 
     def get_or_compute(self, task: TaskT, work_out: Callable[[TaskT], Options]) -> Options:
         """Return `work_out(task)`, or the cached result for an equal task. Raises whatever `work_out` raises."""
-        if isinstance(task, Embed) and task.prompt_name is not None and len(task.prompt_name) > KNOWN_NAME:
+        text = task.prompt_name if isinstance(task, Embed) else task.instruction if isinstance(task, Rerank) else None
+        if text is not None and len(text) > KNOWN_NAME:
             return work_out(task)
         key = msgspec.structs.replace(task, **_NO_INPUTS[type(task)])
         found = self._found.get(key)

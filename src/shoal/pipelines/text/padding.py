@@ -13,13 +13,21 @@ from shoal.types import Array
 
 IDS = "input_ids"
 TYPES = "token_type_ids"
-INPUTS = frozenset({IDS, "attention_mask", TYPES, "position_ids", "pooling_mask"})
+ADAPTERS = "adapter_ids"
+INPUTS = frozenset({IDS, "attention_mask", TYPES, "position_ids", "pooling_mask", ADAPTERS})
 
 
 def check_inputs(spec: TextSpec, known: frozenset[str] = INPUTS) -> None:
-    """Raises ModelFileError if the graph has inputs other than those in `known`."""
+    """Raises ModelFileError if the graph has inputs other than those in `known`, or chooses among adapters that the
+    files do not name."""
     if unknown := set(spec.inputs) - known:
         raise ModelFileError(f"inputs that texts do not have: {', '.join(sorted(unknown))}", file="graph", key="inputs")
+    if ADAPTERS in spec.inputs and not spec.embedding_tasks:
+        raise ModelFileError(
+            f"{ADAPTERS} needs a model whose config.json names its tasks (lora_adaptations, Jina's v3)",
+            file="graph",
+            key="inputs",
+        )
 
 
 def pad_batch(
@@ -28,12 +36,14 @@ def pad_batch(
     spec: TextSpec,
     attended: Sequence[int] | None = None,
     skips: Sequence[int] = (),
+    adapters: Sequence[int] = (),
 ) -> dict[str, Array]:
     """Pad a batch to int64 [rows, length].
 
     Rows past the batch attend to one token, so that nothing divides by zero. Buckets never extend a row past the
     model's positions, and no row is shorter than `spec.pad_to`. `attended`: leading tokens of each item that the model
-    sees (None: all). `skips`: how many of those to exclude from pooling. Segment ids are the item's own, or zeros.
+    sees (None: all). `skips`: how many of those to exclude from pooling. `adapters`: the number of each item's
+    adapter. Segment ids are the item's own, or zeros.
     """
     count = len(batch)
     rows = round_up(count, facts.size_buckets)
@@ -62,4 +72,8 @@ def pad_batch(
             starts = np.zeros((rows, 1), dtype=np.int64)
             starts[: len(skips), 0] = skips
             tensors[name] = (seen & (positions >= starts)).astype(np.int64)
+        elif name == ADAPTERS:
+            numbers = np.zeros((rows, 1), dtype=np.int64)
+            numbers[: len(adapters), 0] = adapters
+            tensors[name] = np.tile(numbers, (1, width))
     return tensors

@@ -55,12 +55,13 @@ def longest_first(first: int, second: int, max_tokens: int) -> tuple[int, int]:
 class PairTokenizer:
     """Tokenizes single texts and pairs for a model with `max_tokens`, special tokens included.
 
-    `frame` is the frame of a pair. Safe to use from several threads at once. Raises ModelFileError if the tokenizer's
-    post-processor frames pairs in a way that cutting would break.
+    `frame` is the frame of a pair, of `overhead` tokens. Safe to use from several threads at once. Raises
+    ModelFileError if the tokenizer's post-processor frames pairs in a way that cutting would break.
     """
 
     def __init__(self, tokenizer: TextTokenizer, file: str, max_tokens: int) -> None:
         self.frame = probing.find_pair_frame(tokenizer.raw, file)
+        self.overhead = self.frame.size
         self._tokenizer = tokenizer
         self._edges = len(tokenizer.prefix) + len(tokenizer.suffix)
         self._max_single = max(max_tokens - self._edges, 0)

@@ -8,7 +8,10 @@ from typing import Protocol
 from shoal.errors import InvalidValue
 from shoal.types import Embed
 
-ROLES: dict[str, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
+ROLES: dict[str, tuple[str, ...]] = {
+    "query": ("query", "retrieval.query"),
+    "document": ("document", "passage", "corpus", "retrieval.passage"),
+}
 """Prompt names that models use for each role, in order of preference."""
 
 
@@ -20,6 +23,26 @@ class HasPrompts(Protocol):
 
     @property
     def default_prompt_name(self) -> str | None: ...
+
+
+class HasTasks(HasPrompts, Protocol):
+    """The purposes that a model has an adapter for, and the default one."""
+
+    @property
+    def embedding_tasks(self) -> tuple[str, ...]: ...
+
+    @property
+    def default_embedding_task(self) -> str | None: ...
+
+
+def resolve_adapter(spec: HasTasks, prompt_name: str | None, input_type: str | None) -> int:
+    """Return the number of the adapter for a request with this prompt or role, 0 for none: that of the task of this
+    name, or without both of the default prompt's name; else that of the model's default task."""
+    if prompt_name is None and input_type is None:
+        prompt_name = spec.default_prompt_name
+    names = ROLES[input_type] if prompt_name is None and input_type is not None else (prompt_name,)
+    task = next((name for name in names if name in spec.embedding_tasks), spec.default_embedding_task)
+    return 0 if task is None else spec.embedding_tasks.index(task) + 1
 
 
 def resolve_prompt(spec: HasPrompts, prompt_name: str | None, input_type: str | None) -> str:
@@ -43,10 +66,13 @@ def find_role_prompt(spec: HasPrompts, input_type: str) -> str | None:
 
 
 def find_prompt_field(task: Embed, prompt: str) -> str | None:
-    """Return the field that requested a prompt, or None."""
+    """Return the field that requested a prompt, or None without one. An empty prompt may name a task, and changes no
+    text."""
+    if not prompt:
+        return None
     if task.prompt_name is not None:
         return "prompt_name"
-    return "input_type" if task.input_type is not None and prompt else None
+    return "input_type" if task.input_type is not None else None
 
 
 def check_role(input_type: str | None) -> None:

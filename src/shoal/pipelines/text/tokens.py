@@ -40,6 +40,7 @@ class _ItemOptions(NamedTuple):
     query: bool
     outputs: tuple[str, ...]
     group: tuple[str, ...]
+    adapter: int
 
 
 class TextPipeline(BasePipeline[_ItemOptions, FittedText]):
@@ -100,7 +101,8 @@ class TextPipeline(BasePipeline[_ItemOptions, FittedText]):
             least = 1 if self.spec.frame_tokens or self._blank_zeros else 0
             attended = [max(item.extra.tokens, least) for item in batch]
         skips = [item.extra.skip for item in batch] if self._masks_pooling else ()
-        return pad_batch(batch, facts, self.spec, attended, skips)
+        adapters = [item.extra.adapter for item in batch] if self.spec.embedding_tasks else ()
+        return pad_batch(batch, facts, self.spec, attended, skips, adapters)
 
     def finish(self, outputs: Tensors, batch: Sequence[Prepared]) -> Sequence[Row | ShoalError]:
         kinds = {item.extra.kinds for item in batch}
@@ -143,6 +145,7 @@ class TextPipeline(BasePipeline[_ItemOptions, FittedText]):
             query=query,
             outputs=self._heads.outputs(kinds),
             group=self._heads.group(kinds),
+            adapter=prompts.resolve_adapter(self.spec, task.prompt_name, task.input_type),
         )
 
     def _count_prompt_tokens(self, prompt: str) -> int:
@@ -202,7 +205,7 @@ class TextPipeline(BasePipeline[_ItemOptions, FittedText]):
                 return EmptyInput("the model's tokenizer produces no tokens for this text", param="input")
             ids = [self.spec.pad_id]  # the engine needs a token; `finish` ignores it
         tensor = np.array(ids, dtype=np.int64)
-        row = RowOptions(options.shape, skip, tokens, options.kinds, options.query)
+        row = RowOptions(options.shape, skip, tokens, options.kinds, options.query, options.adapter)
         return Prepared(
             tensors={IDS: tensor},
             cost=len(ids),

@@ -238,6 +238,20 @@ class TestGuides:
         """Expressions, grammars, choices with any character, and tags work."""
         assert re.fullmatch(pattern, text_of(model.answer(PROMPT, guide=guide, max_tokens=60)))
 
+    def test_an_optional_guide(self, model: Model) -> None:
+        """It is followed where it can be; one that is invalid or not compiled in time does not fail the answer."""
+        free = model.answer(PROMPT, **GREEDY)
+        good, bad, slow = (Guide(kind="regex", value=text, optional=True) for text in ("[0-9]{24}", "(", "[a-f]{30}"))
+        assert re.fullmatch("[0-9]{24}", text_of(model.answer(PROMPT, guide=good, temperature=0.0, max_tokens=60)))
+        assert model.answer(PROMPT, guide=bad, **GREEDY) == free
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(generating, "OPTIONAL_S", 0.0)
+            assert model.answer(PROMPT, guide=slow, **GREEDY) == free
+            patch.setattr(generating, "MAX_OPTIONAL_BYTES", -1)
+            patch.setattr(generating, "OPTIONAL_S", 5.0)
+            assert model.answer(PROMPT, guide=Guide(kind="regex", value="[a-f]{40}", optional=True), **GREEDY) == free
+            assert text_of(model.answer(PROMPT, guide=good, temperature=0.0, max_tokens=60)).isdigit()
+
     @pytest.mark.parametrize(
         "guide",
         [

@@ -227,6 +227,14 @@ class TestLostPlaces:
         assert events[-1].error is not None
         assert events[-1].error[0] == "out_of_memory"
 
+    def test_one_with_an_optional_guide_goes_on_without_it(self, ends: tuple[socket.socket, MessageSocket]) -> None:
+        library = Library({(1,): [[5], [6], [7]], (1, 5): [[6], [STOP]]}, drops=(2,))
+        library.grammars = SimpleNamespace(structured_output=lambda guide: guide)
+        guide = Guide(kind="structural_tag", optional=True)
+        events = run(library, ends, start(1, 1, guide=guide))
+        assert made(events, 1) == ([5, 6], 3, "stop")
+        assert library.handles[1].rules.structured_output_config is None
+
     def test_one_that_needs_more_than_there_is(self, ends: tuple[socket.socket, MessageSocket]) -> None:
         """The error names the setting to change."""
         library = Library({(1,): [[5], [6], [7]]}, drops=(2,))

@@ -126,9 +126,10 @@ class TestAnswers:
         reply = json.loads(ModelNameRewriter("mine")(body))
         assert reply == {**json.loads(body), "model": "mine"}
 
-    def test_the_responses_api_has_it_in_its_response(self) -> None:
-        response = b'{"id":"r","model":"up","tools":[]}'
-        data = b'event: response.created\ndata: {"type":"response.created","response":' + response + b"}\n\n"
+    @pytest.mark.parametrize(("kind", "field"), [("response.created", "response"), ("message_start", "message")])
+    def test_typed_events_have_it_in_their_object(self, kind: str, field: str) -> None:
+        inner = '{"id":"r","model":"up","tools":[]}'
+        data = f'event: {kind}\ndata: {{"type":"{kind}","{field}":{inner}}}\n\n'.encode()
         assert ModelNameRewriter("mine")(data) == data.replace(b'"up"', b'"mine"')
 
     @pytest.mark.parametrize(

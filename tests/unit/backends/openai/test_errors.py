@@ -12,10 +12,13 @@ from shoal.backends.openai.errors import (
     engine_error,
     failure_error,
     find_failure,
+    lacks_dialect,
     lacks_model,
     lacks_route,
+    lacks_system_role,
     refusal_error,
 )
+from shoal.core.packed_error import PackedError
 from shoal.errors import (
     BackendError,
     CapacityError,
@@ -60,6 +63,15 @@ class TestGeneration:
         error = refusal_error(make_answer(502, body), WHERE)
         assert isinstance(error, UpstreamRefused)
         assert (error.status, error.body) == (502, b"")
+
+    @pytest.mark.parametrize(
+        ("status", "kind"),
+        [(400, "upstream"), (429, "upstream"), (500, "upstream_failed"), (501, "upstream"), (503, "upstream_failed")],
+    )
+    def test_a_server_that_fails_is_told_from_one_that_refuses(self, status: int, kind: str) -> None:
+        """Metrics, alerts and records count the first as an error, also when it came from another process."""
+        error = refusal_error(make_answer(status, openai("no")), WHERE)
+        assert (error.kind, error.for_request("r").kind, PackedError.of(error).to_error().kind) == (kind, kind, kind)
 
     def test_half_a_body_is_not_passed_on(self) -> None:
         error = refusal_error(Answer(500, {}, b'{"error":1}', is_complete=False), WHERE)
@@ -180,3 +192,27 @@ class TestWhatIsMissing:
     )
     def test_errors_are_classified(self, answer: Answer, model: bool, route: bool) -> None:
         assert (lacks_model(answer), lacks_route(answer)) == (model, route)
+
+    @pytest.mark.parametrize(
+        ("answer", "missing"),
+        [
+            (make_answer(404, {"detail": "Not Found"}), True),
+            (make_answer(404, openai("File Not Found")), True),
+            (make_answer(404, b"404 page not found"), True),
+            (make_answer(404, b""), True),
+            (make_answer(405, {"detail": "Method Not Allowed"}), True),
+            (make_answer(404, openai("Response with id 'resp_x' not found.")), False),
+            (make_answer(404, openai("Item with id 'rs_1' not found.")), False),
+            (make_answer(404, openai("LoRA adapter foo was not found")), False),
+            (make_answer(404, openai("model: claude-x")), False),
+            (make_answer(400, openai("messages: too few")), False),
+        ],
+    )
+    def test_only_a_router_says_that_a_route_is_missing(self, answer: Answer, missing: bool) -> None:
+        """A 404 for what a request refers to takes the route from nobody else."""
+        assert lacks_dialect(answer) == missing
+
+    def test_system_messages_refused(self) -> None:
+        refusal = make_answer(400, openai("messages.1.role: Input should be 'user' or 'assistant'"))
+        assert lacks_system_role(refusal, b'{"messages":[{"role":"system"}]}')
+        assert not lacks_system_role(refusal, b'{"messages":[]}')

@@ -66,6 +66,36 @@ class TestChat:
             {"role": "tool", "content": "sun", "tool_call_id": "c1"},
         ]
 
+    def test_instructions(self) -> None:
+        """One system message at each place, since many chat templates accept no more."""
+        messages = [
+            Message(role="system", content="be brief"),
+            Message(role="developer", content=[Part(text="be kind"), Part(text="be true")]),
+            *HI,
+            Message(role="developer", content="now"),
+            Message(role="developer", content=[Part(type="image", url="data:x")]),
+        ]
+        image = {"type": "image_url", "image_url": {"url": "data:x"}}
+        assert body(messages=messages)["messages"] == [
+            {"role": "system", "content": "be brief\n\nbe kind\n\nbe true"},
+            {"role": "user", "content": "hi"},
+            {"role": "system", "content": "now"},
+            {"role": "system", "content": [image]},
+        ]
+
+    def test_reasoning_effort(self) -> None:
+        """A field of its own; other variables of the template are in vLLM's field."""
+        assert body(template_kwargs={"reasoning_effort": "low"}) == {"reasoning_effort": "low"}
+        assert body(template_kwargs={"reasoning_effort": "low", "x": 1}) == {
+            "reasoning_effort": "low",
+            "chat_template_kwargs": {"x": 1},
+        }
+
+    def test_a_named_schema(self) -> None:
+        guide = Guide(kind="json_schema", value="{}", name="mine", strict=True)
+        form = {"type": "json_schema", "json_schema": {"name": "mine", "schema": {}, "strict": True}}
+        assert body(sampling=Sampling(guide=guide)) == {"response_format": form}
+
     def test_tools(self) -> None:
         function = {"name": "weather", "description": "tells it", "parameters": {"type": "object"}}
         tools = [{"type": "function", "function": function}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -15,8 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.backends.base import http_client as client_module
+from shoal.backends.base.http_client import Client
 from shoal.backends.openai import runner as runner_module
+from shoal.backends.openai.replicas import Attempt, Replica
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
+from shoal.core.recording import RECORD, TaskRecord
 from shoal.core.scheduling.ejection import MAX_FAILURES
 from shoal.errors import (
     BackendError,
@@ -29,7 +33,7 @@ from shoal.errors import (
     UpstreamRefused,
 )
 from shoal.http import status_codes
-from shoal.types import Chunk, Embed, Generate, Message, Part, Usage
+from shoal.types import Chunk, Embed, Generate, Message, Part, Untranslated, Usage
 from tests.fakes.openai_server import DONE, Exchange, FakeUpstream, Script, answer, event, stream
 from tests.unit.backends.openai.kit import (
     HEAD,
@@ -46,6 +50,13 @@ from tests.unit.backends.openai.kit import (
 )
 
 RESPONSE = {"model": "mine", "stream": True}
+
+
+def begin_record() -> TaskRecord:
+    """Make what this test does a task whose calls are noted."""
+    record = TaskRecord("r", "m", "generate", 1, time.monotonic())
+    RECORD.set(record)
+    return record
 
 
 async def broken(runner: UpstreamRunner, task: Generate) -> tuple[list[Chunk], ShoalError]:
@@ -459,9 +470,33 @@ class TestErrors:
     @pytest.mark.parametrize("script", [Exchange.left, stream(delta(), after=Exchange.left)])
     async def test_the_deadline(self, server: FakeUpstream, runner: UpstreamRunner, script: Script) -> None:
         server.on("/chat/completions", script)
+        record = begin_record()
         with pytest.raises(DeadlineExceeded):
             await chunks_of(runner, streaming(), context(0.05))
         assert runner.ready()
+        assert [each.error for each in record.attempts] == ["deadline"]
+
+    @pytest.mark.parametrize("script", [Exchange.left, stream(delta(), after=Exchange.left)])
+    async def test_a_caller_that_leaves(self, server: FakeUpstream, runner: UpstreamRunner, script: Script) -> None:
+        """Before the answer begins, and during it, the call is in the record, and did not end well."""
+        server.on("/chat/completions", script)
+        record = begin_record()
+        asked = asyncio.create_task(chunks_of(runner, streaming()))
+        async with asyncio.timeout(30):
+            while not server.requests:  # noqa: ASYNC110 - the fake server has no event for it
+                await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert [each.error for each in record.attempts] == ["cancelled"]
+
+    async def test_a_hanging_first_piece_is_no_client_that_left(self) -> None:
+        """The gateway cancels a call whose first piece is late."""
+        record = begin_record()
+        replica = Replica(Client("http://127.0.0.1:1"), "m")
+        with pytest.raises(asyncio.CancelledError), Attempt(replica, since=0.0, first_s=0.01, deadline=math.inf):
+            raise asyncio.CancelledError
+        assert [each.error for each in record.attempts] == ["deadline"]
 
     async def test_nobody_there(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         await server.stop()
@@ -485,6 +520,26 @@ class TestServersWithoutResponses:
             assert "".join(chunk.text for chunk in chunks) == "hey"
         paths = [request.path for request in server.requests]
         assert paths == ["/v1/responses", "/v1/chat/completions", "/v1/chat/completions"]
+
+    async def test_what_is_not_translated_falls_back_to_an_error(
+        self, server: FakeUpstream, runner: UpstreamRunner
+    ) -> None:
+        why = Untranslated(message="'conversation' is not supported", param="conversation")
+        task = make_task({"model": "mine", "input": "hi"}, dialect="openai.responses", untranslated=why)
+        with pytest.raises(Unsupported, match="'conversation' is not supported"):
+            await chunks_of(runner, task)
+        assert [request.path for request in server.requests] == ["/v1/responses"]
+
+    @pytest.mark.parametrize(("translates", "dialect"), [(True, "openai.responses"), (False, "")])
+    async def test_servers_that_do_not_get_them(self, server: FakeUpstream, translates: bool, dialect: str) -> None:
+        """Because the operator says so, or because the body refers to what only Shoal stores."""
+        choice = {"index": 0, "message": {"content": "hey"}, "finish_reason": "stop"}
+        server.on("/chat/completions", answer({**HEAD, "choices": [choice], "usage": USAGE}))
+        runner = runner_of(server, options=UpstreamOptions(translates_responses=translates))
+        chunks = await chunks_of(runner, make_task({"model": "mine", "input": "hi"}, dialect=dialect))
+        assert "".join(chunk.text for chunk in chunks) == "hey"
+        assert [request.path for request in server.requests] == ["/v1/chat/completions"]
+        await runner.aclose()
 
     async def test_a_model_that_is_gone_is_another_matter(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         server.on("/responses", answer({"error": {"message": "The model `up/model` does not exist."}}, 404))

@@ -7,7 +7,7 @@ import math
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from shoal.backends.ray.cluster import Cluster, DeploymentId, DeploymentState, R
 from shoal.backends.ray.model import ABSENT_LOOKS, RayModel
 from shoal.core.gateway import Gateway
 from shoal.core.protocols import Observer
+from shoal.core.recording import RECORD, TaskRecord
 from shoal.errors import Crashed, ModelFailed, ModelNotReady, ShoalError, TransportFailed, Unavailable
 from shoal.ray.replica import FarGateway
 from shoal.types import Context, Embed, Generate
@@ -125,6 +126,22 @@ async def opened(*runners: Embedder) -> AsyncIterator[Opened]:
 
 def embedders(count: int) -> list[Embedder]:
     return [Embedder(("embed", "generate")) for _ in range(count)]
+
+
+async def test_a_trace_goes_on_in_the_replica() -> None:
+    """The replica continues the trace of the front's task, whose record names the replica and how each call ended."""
+    runner = Embedder(("embed", "generate"))
+    async with opened(runner) as given:
+        record = TaskRecord("r", "m", "embed", 1, time.monotonic(), "00-1-2-01 k=v")
+        RECORD.set(record)
+        await given.model.run(EMBED, within(30))
+        async with aclosing(given.model.stream(Generate(model="m", prompts=["a b"]), within(30))) as chunks:
+            await anext(chunks)
+        assert [ctx.trace for ctx in runner.contexts] == ["00-1-2-01 k=v"] * 2
+        assert [(each.replica, each.error) for each in record.attempts] == [("r0", ""), ("r0", "cancelled")]
+        RECORD.set(None)
+        await given.model.run(EMBED, within(30))
+        assert runner.contexts[-1].trace == ""
 
 
 async def test_requests_spread_over_all_replicas() -> None:

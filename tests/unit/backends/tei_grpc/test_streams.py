@@ -16,6 +16,7 @@ from shoal.backends.tei.engine import TeiEngine
 from shoal.backends.tei.info import Info
 from shoal.backends.tei.link import ExpectedShape
 from shoal.core.protocols import Token
+from shoal.core.recording import RECORD, TaskRecord
 from shoal.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -30,6 +31,8 @@ from tests.fakes.tei_grpc import FakeTeiGrpc
 from tests.fakes.tei_model import CLS, SEP, Script, dense_of, logits_of, sparse_of, tokens_of, word_id
 from tests.unit.backends.tei.kit import FakeAdmission, ask, batch, close, until
 from tests.unit.backends.tei_grpc.kit import engine_to, link_to
+
+PARENT = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
 
 WORDS = ["one", "two words", "drei Wörter"]
 
@@ -203,6 +206,18 @@ class TestFailures:
             engine = await engine_to(server)
             assert np.array_equal((await ask(engine, ["a"]))[0], dense_of("a"))
             assert {each["authorization"] for each in server.metadata} == {"Bearer sesame"}
+            await close(engine)
+
+    async def test_the_trace_in_progress_is_sent_beside_the_key(self) -> None:
+        async with FakeTeiGrpc(Script(api_key="sesame")) as server:
+            engine = await engine_to(server)
+            asked = len(server.metadata)
+            RECORD.set(TaskRecord("r", "m", "embed", 1, 0.0, f"{PARENT} a=b"))
+            await ask(engine, ["a"])
+            RECORD.set(None)
+            sent = server.metadata[asked:]
+            assert [(each["traceparent"], each["tracestate"]) for each in sent] == [(PARENT, "a=b")]
+            assert {each["authorization"] for each in sent} == {"Bearer sesame"}
             await close(engine)
 
     async def test_dying_in_the_middle_of_a_stream(self, engine: TeiEngine) -> None:

@@ -17,11 +17,14 @@ from shoal.backends.triton.client import OPTIONS, Client, Tls
 from shoal.backends.triton.errors import ModelGone
 from shoal.backends.triton.infer_stream import InferStream
 from shoal.backends.triton.response import read_outputs
+from shoal.core.recording import RECORD, TaskRecord
 from shoal.errors import DeadlineExceeded, InputRejected, OutOfMemory, SetupError, TransportFailed, UpstreamFailed
 from shoal.kserve import EMPTY_FINAL, codec
 from shoal.kserve import protocol_pb2 as pb
 from tests.fakes import certificates, triton_codec
 from tests.fakes.triton import FakeModel, FakeTriton, Refused, embedder, empty, reply
+
+PARENT = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
 
 FOREVER = 30.0
 
@@ -117,9 +120,12 @@ async def test_metadata_goes_with_every_call(triton: FakeTriton) -> None:
         await stranger.infer(texts("a"), soon())
     await stranger.aclose()
     known = Client(triton.target, metadata=[triton.key])
+    RECORD.set(TaskRecord("r", "m", "embed", 1, 0.0, PARENT))
     assert await known.server_live(deadline=soon())
     await known.infer(texts("a"), soon())
     assert await collect(known, pb.ModelInferRequest(model_name="llm")) == [1]
+    RECORD.set(None)
+    assert [each.get("traceparent") for each in triton.metadata[-3:]] == [None, PARENT, PARENT], "ready, infer, stream"
     await known.aclose()
 
 

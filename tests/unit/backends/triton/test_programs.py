@@ -93,6 +93,24 @@ def test_the_tokenizer_agrees_with_the_pipeline(
         same(answer, piped(tmp_path, text, texts))
 
 
+@pytest.mark.parametrize(("prompt", "task"), [(None, None), (None, "b"), ("a", "b"), ("query", "b")])
+def test_the_tokenizer_fills_the_default_adapter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prompt: str | None, task: str | None
+) -> None:
+    """That of the default prompt's name, else of the default task; none without both."""
+    text = text_spec(
+        inputs=("input_ids", "adapter_ids"),
+        prompts={**PROMPTS, "a": "", "b": ""},
+        embedding_tasks=("a", "b"),
+        default_embedding_task=task,
+        default_prompt_name=prompt,
+    )
+    spec = entry(tmp_path, text=text, options={"text_in": True})
+    save(KINDS["wordpiece"](), tmp_path)
+    (answer,) = tokenizer_of(monkeypatch, tmp_path / "triton", spec).execute([ask(TEXTS, text.inputs)])
+    same(answer, piped(tmp_path, text, TEXTS))
+
+
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=80), min_size=1, max_size=4))
 @pytest.mark.parametrize("kind", KINDS)

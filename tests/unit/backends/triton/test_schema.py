@@ -193,11 +193,12 @@ class TestTokenModels:
         assert next(iter(read(found([IDS, MASK], outputs)).values())) == chosen
 
     def test_optional_inputs_are_left_to_the_model(self) -> None:
-        """Except the masks: without them padding would count."""
-        more: list[Tensor] = [("token_type_ids", "INT64", [-1]), ("pooling_mask", "INT64", [-1])]
-        optional = ("attention_mask", "token_type_ids", "pooling_mask")
+        """Except the masks and adapters: without them padding would count, and a task would not."""
+        names = ("token_type_ids", "pooling_mask", "adapter_ids")
+        more: list[Tensor] = [(name, "INT64", [-1]) for name in names]
+        optional = ("attention_mask", *names)
         embedder = found([IDS, MASK, *more, ("extra", "FP32", [1])], [SENTENCE], optional=(*optional, "extra"))
-        assert list(sent(embedder)) == ["input_ids", "attention_mask", "pooling_mask"]
+        assert list(sent(embedder)) == ["input_ids", "attention_mask", "pooling_mask", "adapter_ids"]
 
     def test_optional_is_known_from_the_configuration_alone(self) -> None:
         """The same input, if required, must be filled."""

@@ -152,7 +152,7 @@ def test_a_built_graph_that_disagrees_is_an_error(tmp_path: Path) -> None:
 
 def test_a_shipped_graph_of_an_unknown_architecture(tmp_path: Path) -> None:
     """The graph replaces an encoder that Shoal cannot build."""
-    folder = checkpoint(tmp_path, config={"model_type": "modernbert", "pad_token_id": 3})
+    folder = checkpoint(tmp_path, config={"model_type": "xlnet", "pad_token_id": 3})
     ship(folder, outputs=("sentence_embedding",))
     result = convert(folder, out(folder))
     assert not can_build(folder, result.contract)
@@ -175,15 +175,6 @@ def test_an_encoder_in_a_folder_of_its_own(tmp_path: Path) -> None:
     assert "agrees" in verdict
 
 
-def test_pickled_weights_name_the_next_step(tmp_path: Path) -> None:
-    """A model with only pytorch_model.bin is refused before the build."""
-    folder = checkpoint(tmp_path)
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ModelFileError, match="never loaded") as caught:
-        convert(folder, out(folder))
-    assert caught.value.file == "pytorch_model.bin"
-
-
 @pytest.mark.parametrize("engine", RUNS)
 def test_lower_precision_is_measured_not_assumed(tmp_path: Path, engine: str) -> None:
     """The built graph verifies on each engine in float32."""
@@ -201,6 +192,17 @@ def test_a_shipped_graph_does_not_need_the_modules_weights(tmp_path: Path) -> No
     ship(folder, outputs=("sentence_embedding",))
     source, _, verdict = check(folder, out(folder))
     assert source == "shipped"
+    assert "agrees with itself" in verdict
+
+
+def test_a_graph_with_half_precision_weights(tmp_path: Path) -> None:
+    """Where nothing else is published."""
+    folder = checkpoint(tmp_path)
+    (folder / "model.safetensors").unlink()
+    ship(folder, half=True)
+    (folder / "onnx" / "model.onnx").rename(folder / "onnx" / "model_fp16.onnx")
+    source, text, verdict = check(folder, out(folder))
+    assert (source, text) == ("shipped", "the model's own onnx/model_fp16.onnx (token-level)")
     assert "agrees with itself" in verdict
 
 
@@ -224,11 +226,3 @@ def test_a_built_classifier(tmp_path: Path, kind: str, segments: tuple[str, ...]
     assert (result.spec.tasks, result.spec.kinds, result.spec.outputs) == (("classify",), (), ("logits",))
     assert result.source == "built"
     assert unpack(pack(result.spec), TextSpec) == result.spec
-
-
-def test_a_pickled_classifier_is_refused(tmp_path: Path) -> None:
-    """Its head cannot be read without running code; the error states the next step."""
-    folder = classifiers.classifier(tmp_path)
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ModelFileError, match=r"pytorch_model.bin: contains pickled weights.*convert"):
-        convert(folder, out(folder))

@@ -51,14 +51,14 @@ def test_progress_and_the_outcome_are_reported(tmp_path: Path, set_program: SetP
         f"""print('{{"stage": "load", "fraction": 0.5}}')
 print("Some library says hello")
 print('{{"stage": "export", "fraction": 1}}')
-print('{DONE}'.replace('"x"', '"' + sys.argv[2] + sys.argv[3] + '"'))
+print('{DONE}'.replace('"x"', '"' + sys.argv[2] + '"'))
 """
     )
     reports: list[tuple[str, float, int]] = []
-    result = run(tmp_path, graph=False, progress=lambda stage, at: reports.append((stage, at, threading.get_ident())))
+    result = run(tmp_path, progress=lambda stage, at: reports.append((stage, at, threading.get_ident())))
     assert reports == [("load", 0.5, threading.get_ident()), ("export", 1.0, threading.get_ident())]
     assert result == ExportResult(
-        folder=f"{tmp_path / 'into'}0", kind="encoder", graph="onnx/model.onnx", verification="fine"
+        folder=str(tmp_path / "into"), kind="encoder", graph="onnx/model.onnx", verification="fine"
     )
     assert is_dead(tmp_path)
 

@@ -15,7 +15,7 @@ from shoal.models.convert.convert import ConversionResult, convert, convert_and_
 from shoal.models.convert.verify import Verification, require, verify
 from shoal.specs import TextSpec
 from shoal.types import Array, pack, unpack
-from tests.unit.models.checkpoints import HIDDEN, vocabulary
+from tests.unit.models.checkpoints import vocabulary
 from tests.unit.models.convert.graphs.test_heads import ship_logits
 from tests.unit.models.convert.graphs.test_shipped import ship
 from tests.unit.models.engines import RUNS, onnxruntime_run
@@ -168,35 +168,16 @@ def test_a_shipped_graph_with_heads_is_compared_with_itself(tmp_path: Path) -> N
 def test_a_shipped_splade_is_compared_with_itself(tmp_path: Path) -> None:
     """For an unknown architecture."""
     folder = splade(tmp_path)
-    edit(folder / "config.json", model_type="modernbert")
+    edit(folder / "config.json", model_type="xlnet")
     ship_logits(folder)
     verification = judge(folder, *converted(folder))
     assert verification.passed and verification.method == "itself"
 
 
-@pytest.mark.parametrize(
-    ("pickles", "message"),
-    [
-        (("sparse_linear", "colbert_linear"), "without the vectors of sparse_linear.pt and colbert_linear.pt"),
-        (("colbert_linear",), "without the vectors of colbert_linear.pt"),
-        ((), ""),
-    ],
-)
-def test_pickled_heads_are_omitted_and_reported(tmp_path: Path, pickles: tuple[str, ...], message: str) -> None:
-    """The model serves its dense vectors, and the report names the extra that reads the rest."""
-    folder = m3(tmp_path, sparse="sparse_linear" not in pickles, multi=not pickles)
-    for name in pickles:
-        (folder / f"{name}.pt").write_bytes(b"\x80\x02.")
-    made, _ = converted(folder)
-    assert made.spec.dimension == HIDDEN
-    assert message in made.text
-    assert ("convert extra" in made.text) == bool(pickles)
-
-
 def test_a_model_that_cannot_be_built_names_the_missing_part(tmp_path: Path) -> None:
     """A SPLADE model without its head."""
     folder = splade(tmp_path)
-    edit(folder / "config.json", model_type="modernbert")
+    edit(folder / "config.json", model_type="xlnet")
     with pytest.raises(ModelFileError) as caught:
         convert_and_check(folder, folder, lambda result: None)
     assert caught.value.key == "model_type"

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from shoal.models.convert.contract import read_contract
+from shoal.models.convert.contract.architecture import Buckets
 from shoal.models.convert.graphs.encoder import relative_buckets
-from shoal.models.convert.reference import _bucket, _pool, _positions, activate, embed, norm
+from shoal.models.convert.numpy_transformer import activate, bucket, norm, token_positions
+from shoal.models.convert.reference import _pool, embed
 from shoal.types import Array
 from tests.unit.models.checkpoints import checkpoint
 
+MPNET = Buckets(tensor="", buckets=32, maximum=128)
 X = np.linspace(-8, 8, 4001).astype(np.float32)
 
 
@@ -52,21 +55,21 @@ def test_layer_norm_uses_the_biased_variance() -> None:
 def test_buckets_of_distances() -> None:
     """T5's buckets: exact to 7, logarithmic to 128, 16 more for keys that follow the query."""
     known = {0: 0, -1: 1, -7: 7, -8: 8, -11: 8, -12: 9, -16: 10, -32: 12, -64: 14, -127: 15, -128: 15, -500: 15}
-    assert {distance: _bucket(distance) for distance in known} == known
-    assert _bucket(3) == 19
-    assert _bucket(200) == 31
+    assert {distance: bucket(distance, MPNET) for distance in known} == known
+    assert bucket(3, MPNET) == 19
+    assert bucket(200, MPNET) == 31
 
 
 def test_both_bucket_formulas_agree_at_every_distance() -> None:
     """The graph's float32 logarithm never differs from the borders 8 * 2 ** (k / 2) used here."""
-    assert relative_buckets(513).tolist() == [_bucket(distance) for distance in range(-513, 514)]
+    assert relative_buckets(513).tolist() == [bucket(distance, MPNET) for distance in range(-513, 514)]
 
 
 def test_positions_skip_padding_ids(tmp_path: Path) -> None:
     """RoBERTa counts from the padding id on and leaves padding at it."""
     encoder = read_contract(checkpoint(tmp_path, "roberta")).encoder
     assert encoder is not None
-    assert _positions(encoder, np.array([5, 1, 6, 7])).tolist() == [2, 1, 3, 4]
+    assert token_positions(encoder, np.array([5, 1, 6, 7])).tolist() == [2, 1, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -307,3 +307,17 @@ def test_the_cosine_of_each_row() -> None:
     assert row_cosines(left, right) == pytest.approx([1, 1, -1, 0, -1, -1, -1])
     assert min_cosine(left[:2], right[:2]) == 1.0 and min_cosine(left, right) == -1.0
     assert min_cosine(left[:0], right[:0]) == 1.0 and min_cosine(left, right[:1]) == -1.0
+
+
+def test_a_graph_with_quantized_activations_depends_on_the_batch(tmp_path: Path) -> None:
+    """As ONNX Runtime quantizes a model: a text alone and in a batch have different vectors, so it does not serve."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    result, target = converted(checkpoint(tmp_path / "exact", after=()))
+    folder = checkpoint(tmp_path / "quantized", after=())
+    (folder / "model.safetensors").unlink()
+    (folder / "onnx").mkdir()
+    quantize_dynamic(target / result.graph, folder / "onnx" / "model.onnx")
+    verification = judge(folder, *converted(folder))
+    assert not verification.passed
+    assert "does not agree with itself, each text alone and in a batch" in verification.text

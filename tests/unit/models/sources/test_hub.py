@@ -123,9 +123,9 @@ def test_a_damaged_file_is_noticed(hub: Hub, tmp_path: Path) -> None:
         fetch(TINY, tmp_path / "into", access=Access(hub=hub.url))
 
 
-def test_a_model_of_pickles_is_refused_before_the_download(hub: Hub, tmp_path: Path) -> None:
-    """Only the listing of a model without safe weights is fetched."""
-    hub.files = {"config.json": b"{}", "pytorch_model.bin": b"x"}
+def test_a_model_of_other_formats_is_refused_before_the_download(hub: Hub, tmp_path: Path) -> None:
+    """Only the listing of a model without weights that Shoal reads is fetched."""
+    hub.files = {"config.json": b"{}", "tf_model.h5": b"x"}
     with pytest.raises(SourceError, match=r"hf:org/tiny: there are no safetensors"):
         fetch(TINY, tmp_path / "into", access=Access(hub=hub.url))
     assert hub.paths == ["/api/models/org/tiny"]

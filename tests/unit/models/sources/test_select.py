@@ -10,12 +10,12 @@ from shoal.errors import SourceError
 from shoal.models.sources.select import (
     MAX_MODULES_BYTES,
     choose_files,
-    find_pickled_heads,
     is_pickle,
     is_pickle_index,
     is_weights,
     module_folders,
     read_module_folders,
+    safetensors_name,
 )
 
 BASE = ["config.json", "tokenizer.json"]
@@ -67,13 +67,7 @@ def test_which_graph_is_taken() -> None:
     assert "model.onnx" not in choose_files([*BASE, "model.onnx", "model.safetensors"])
 
 
-def test_pickled_weights_alone_are_refused_by_name() -> None:
-    """A model without safe weights is refused before a large download."""
-    with pytest.raises(SourceError, match=r"pytorch_model\.bin.*safetensors|safetensors.*pytorch_model\.bin"):
-        choose_files([*BASE, "pytorch_model.bin"])
-
-
-def test_pickles_are_chosen_where_somebody_turns_them() -> None:
+def test_pickles_are_chosen_where_nothing_else_holds_the_weights() -> None:
     """In each folder only if its weights exist in no other form: shards with their index, else one file, heads
     separately; never next to a graph or safetensors."""
     shards = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]
@@ -82,7 +76,7 @@ def test_pickles_are_chosen_where_somebody_turns_them() -> None:
     others = ["optimizer.pt", "training_args.bin", "checkpoint-5/pytorch_model.bin", "3_Dense/pytorch_model.bin"]
 
     def taken(*names: str) -> set[str]:
-        return set(choose_files([*BASE, *modules, *others, *names], ["2_Dense"], pickles=True)) - {*BASE, *modules}
+        return set(choose_files([*BASE, *modules, *others, *names], ["2_Dense"])) - {*BASE, *modules}
 
     assert taken("pytorch_model.bin") == {"pytorch_model.bin"}
     assert taken(*shards, index) == {*shards, index}
@@ -98,35 +92,58 @@ def test_pickles_are_chosen_where_somebody_turns_them() -> None:
 
 def test_shards_without_an_index_are_nothing() -> None:
     with pytest.raises(SourceError, match="safetensors"):
-        choose_files([*BASE, "pytorch_model-00001-of-00002.bin"], pickles=True)
+        choose_files([*BASE, "pytorch_model-00001-of-00002.bin"])
 
 
 def test_pickles_are_weights_and_no_settings() -> None:
     names = [*BASE, "pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json", "sparse_linear.pt"]
-    assert choose_files(names, pickles=True, weights=False) == BASE
+    assert choose_files(names, weights=False) == BASE
     assert [name for name in names if is_weights(name)] == [name for name in names if is_pickle(name)]
     assert [name for name in names if is_pickle_index(name)] == ["pytorch_model.bin.index.json"]
     assert not any(map(is_pickle, ("openvino_tokenizer.bin", "optimizer.pt", "model.safetensors")))
 
 
+@pytest.mark.parametrize(
+    ("name", "safe"),
+    [
+        ("pytorch_model.bin", "model.safetensors"),
+        ("pytorch_model/pytorch_model-00001-of-00002.bin", "pytorch_model/model-00001-of-00002.safetensors"),
+        ("2_Dense/pytorch_model.bin.index.json", "2_Dense/model.safetensors.index.json"),
+        ("sparse_linear.pt", "sparse_linear.safetensors"),
+        ("open_clip_pytorch_model.bin", "open_clip_model.safetensors"),
+    ],
+)
+def test_names_of_converted_pickles(name: str, safe: str) -> None:
+    assert safetensors_name(name) == safe
+    assert is_pickle(name) or is_pickle_index(name)
+
+
 def test_a_pickled_language_model_is_not_fetched_to_be_refused() -> None:
     with pytest.raises(SourceError, match="OpenVINO IR or GGUF"):
-        choose_files([*BASE, "generation_config.json", "pytorch_model.bin"], pickles=True)
+        choose_files([*BASE, "generation_config.json", "pytorch_model.bin"])
 
 
-def test_omitted_files_are_listed() -> None:
-    """Heads next to an encoder, unless safetensors hold them too."""
-    names = [*BASE, "model.safetensors", "sparse_linear.pt", "colbert_linear.pt", "old/sparse_linear.pt"]
-    assert find_pickled_heads(names, choose_files(names)) == ["colbert_linear.pt", "sparse_linear.pt"]
-    assert find_pickled_heads(names, choose_files(names, pickles=True)) == []
-    names.append("sparse_linear.safetensors")
-    assert find_pickled_heads(names, choose_files(names)) == ["colbert_linear.pt"]
+def test_half_precision_graphs_are_the_last_resort() -> None:
+    others = ["onnx/model_quantized.onnx", "onnx/model_int8.onnx", "onnx/model_q4.onnx", "onnx/model_q4f16.onnx"]
+    half = ["onnx/model_fp16.onnx", "onnx/model_fp16.onnx_data", "onnx/model_fp16.onnx_data_1"]
+    assert choose_files([*BASE, *others, *half]) == sorted([*BASE, *half])
+    assert choose_files([*BASE, *others, "model_fp16.onnx"]) == sorted([*BASE, "model_fp16.onnx"])
+    for better in ("onnx/model.onnx", "model.onnx", "model.safetensors", "pytorch_model.bin"):
+        assert choose_files([*BASE, *others, *half, better]) == sorted([*BASE, better])
+    assert all(map(is_weights, half))
 
 
-def test_the_extra_is_named_where_it_would_help() -> None:
-    """Not for formats that it cannot read."""
-    with pytest.raises(SourceError, match=r"pip install -e '\.\[convert\]'"):
-        choose_files([*BASE, "pytorch_model.bin"])
+def test_only_quantized_graphs_are_refused_with_the_wanted_names() -> None:
+    """The error names what is there, what is wanted, and how to try it anyway."""
+    words = (
+        r"neither onnx/model\.onnx nor onnx/model_fp16\.onnx, only onnx/model_int8\.onnx, onnx/model_quantized\.onnx: "
+    )
+    with pytest.raises(SourceError, match=words + r".*shoal serve file:FOLDER"):
+        choose_files([*BASE, "onnx/model_quantized.onnx", "onnx/model_int8.onnx", "other/model.onnx"])
+
+
+def test_other_formats_are_refused_by_name() -> None:
+    """Before a large download."""
     with pytest.raises(SourceError) as caught:
         choose_files([*BASE, "tf_model.h5"])
     assert "tf_model.h5" in caught.value.message
@@ -193,10 +210,9 @@ class TestOpenClip:
         chosen = choose_files([*self.OWN, *theirs, "pytorch_model.bin"])
         assert set(chosen) == {*self.OWN, *theirs} - {"open_clip_model.safetensors"}
 
-    @pytest.mark.parametrize("pickles", [False, True])
-    def test_beside_transformers_pickles(self, pickles: bool) -> None:
+    def test_beside_transformers_pickles(self) -> None:
         theirs = ["config.json", "preprocessor_config.json", "pytorch_model.bin"]
-        chosen = choose_files([*self.OWN, *theirs], pickles=pickles)
+        chosen = choose_files([*self.OWN, *theirs])
         assert set(chosen) == {*self.OWN, *theirs} - {"pytorch_model.bin"}
 
     def test_beside_timms_image_tower(self) -> None:
@@ -204,9 +220,13 @@ class TestOpenClip:
         chosen = choose_files([*self.OWN, "config.json", "model.safetensors"])
         assert set(chosen) == {*self.OWN, "config.json"}
 
-    def test_a_pickle_alone_is_refused(self) -> None:
-        with pytest.raises(SourceError, match=r"only open_clip_pytorch_model\.bin, a format that can hide code"):
-            choose_files(["open_clip_config.json", "open_clip_pytorch_model.bin"])
+    def test_a_pickle_alone(self) -> None:
+        """Beside transformers' own, those of transformers are taken."""
+        own = ["open_clip_config.json", "open_clip_pytorch_model.bin"]
+        assert choose_files(own) == own
+        theirs = ["config.json", "preprocessor_config.json", "pytorch_model.bin"]
+        assert set(choose_files([*own, *theirs])) == {own[0], *theirs}
+        assert set(choose_files([*own, "config.json", "pytorch_model.bin"])) == {*own, "config.json"}
 
 
 def test_the_folder_of_two_towers_is_fetched() -> None:

@@ -153,7 +153,7 @@ def test_a_stop_text_ends_it() -> None:
     chunks = one.push(Piece(text="one STOP two"))
     assert (chunks, one.stopped) == ([Chunk(index=7, text="one ")], True)
     assert one.push(Piece(text="three")) == []
-    assert one.flush("length") == [Chunk(index=7, finish_reason="stop")]
+    assert one.flush("length") == [Chunk(index=7, finish_reason="stop", stop="STOP")]
     assert run(decoder(stops=["STOP"], include_stop=True), deltas(["one STOP two"])).text == "one STOP"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from shoal.core.protocols import ChatPipeline, Piece, Prompt
@@ -203,6 +204,35 @@ class TestTools:
         assert json.loads(guide.value)["required"] == ["name", key]
         assert pipeline(source).tools_guide(chat(tools=[WEATHER])) is None
 
+    @pytest.mark.parametrize(("source", "key"), [(QWEN, "arguments"), (LLAMA3, "parameters"), (MISTRAL, "arguments")])
+    def test_guides_for_a_backend_with_structural_tags(self, source: str, key: str) -> None:
+        """Several calls where the client allows them; one where it names the tool."""
+        for fields, kind in (
+            ({"tool_choice": "required"}, "structural_tag"),
+            ({"tool_choice": "required", "parallel_tool_calls": False}, "json_schema"),
+            ({"tool_choice": "function", "tool_name": WEATHER.name}, "json_schema"),
+        ):
+            guide = pipeline(source).tools_guide(chat(tools=[WEATHER], **fields), tags=True)
+            assert guide is not None
+            assert (guide.kind, guide.field, guide.optional) == (kind, "tools", False)
+            assert f'"{key}' in guide.value.replace("\\", "")
+
+    def test_optional_guides(self) -> None:
+        """Calls of objects in `<tool_call>` are kept valid; other formats have no single spelling."""
+        guide = pipeline(QWEN).tools_guide(chat(tools=[WEATHER]), tags=True)
+        assert guide is not None
+        assert (guide.kind, guide.field, guide.optional) == ("structural_tag", "tools", True)
+        assert pipeline(QWEN).tools_guide(chat(tools=[WEATHER], tool_choice="none"), tags=True) is None
+        for source in (LLAMA3, MISTRAL, QWEN + "{# <function= #}"):
+            assert pipeline(source).tools_guide(chat(tools=[WEATHER]), tags=True) is None
+
+    def test_names_that_cannot_be_in_tags(self) -> None:
+        tools = [Tool(name="gr\xf6\xdfe")]
+        guide = pipeline(QWEN).tools_guide(chat(tools=tools, tool_choice="required"), tags=True)
+        assert guide is not None
+        assert guide.kind == "json_schema"
+        assert pipeline(QWEN).tools_guide(chat(tools=tools), tags=True) is None
+
     def test_calls_are_parsed_only_where_tools_were_offered(self) -> None:
         chat_pipeline = pipeline(QWEN)
         for task, calls in (
@@ -291,6 +321,13 @@ class TestLength:
         assert prompt.text.count("noon") == prompt.text.count("<tool_call>") == len(remaining)
         more = only(pipeline(), chat(SYSTEM, *messages[1 + prompt.cut - 4 :], sampling=sampling))
         assert (more.tokens or 0) + 16 > context
+
+    def test_a_request_may_allow_it(self) -> None:
+        """Where the operator has not."""
+        task = msgspec.structs.replace(chat(*long_talk(20)), drop_oldest=True)
+        assert only(pipeline(context_tokens=400), task).cut
+        with pytest.raises(TooLong):
+            only(pipeline(context_tokens=400), chat(*long_talk(20)))
 
     def test_old_turns_are_dropped_for_an_answer_without_a_limit(self) -> None:
         prompt = only(pipeline(context_tokens=400, truncation="oldest"), chat(*long_talk(20)))

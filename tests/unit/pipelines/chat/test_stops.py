@@ -42,7 +42,10 @@ def test_pieces_give_the_result_of_a_search_in_the_whole_text(
 ) -> None:
     expected = reference(text, stops, include)
     for pieces in (cut(text, places), list(text), [text]):
-        assert run(StopTexts(stops, include=include), pieces) == expected
+        searched = StopTexts(stops, include=include)
+        assert run(searched, pieces) == expected
+        assert (searched.found != "") == expected[1]
+        assert searched.found in ("", *stops)
 
 
 @given(text=st.text(alphabet="abc", max_size=24), stops=st.lists(st.text(alphabet="abc", min_size=1), min_size=1))

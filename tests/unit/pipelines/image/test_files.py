@@ -97,6 +97,13 @@ def test_two_frames_are_refused() -> None:
         read_header(image[:start] + frame + image[start:])
 
 
+def test_a_frame_without_channels_is_refused() -> None:
+    image = bytearray(saved(drawn(64, 64), "JPEG"))
+    image[image.index(b"\xff\xc0") + 9] = 0
+    with pytest.raises(InvalidValue, match="no color channels"):
+        read_header(bytes(image))
+
+
 @given(start=st.sampled_from(sorted(image_files())), cut=st.floats(0, 1), tail=st.binary(max_size=64))
 def test_any_bytes_give_a_header_or_a_refusal(start: str, cut: float, tail: bytes) -> None:
     """No other error, and no size over the limit."""

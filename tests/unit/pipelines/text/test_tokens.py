@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -45,6 +46,17 @@ def pipeline(folder: Path) -> TextPipeline:
     return TextPipeline(folder, spec(inputs=ALL_INPUTS, prompts=PROMPTS), truncate=True)
 
 
+@pytest.fixture(scope="module")
+def adapted(folder: Path) -> TextPipeline:
+    described = spec(
+        inputs=("input_ids", "attention_mask", "adapter_ids"),
+        prompts={"retrieval.query": "query: ", "retrieval.passage": "", "separation": "", "other": "say: "},
+        embedding_tasks=("retrieval.query", "retrieval.passage", "separation"),
+        default_embedding_task="separation",
+    )
+    return TextPipeline(folder, described, truncate=True)
+
+
 def one(pipeline: TextPipeline, item: TextItem, **fields: Any) -> Prepared:
     prepared = pipeline.prepare([(embed(**fields), item)])[0]
     assert isinstance(prepared, Prepared), prepared
@@ -60,6 +72,51 @@ def fault(pipeline: TextPipeline, item: TextItem, **fields: Any) -> ShoalError:
 def ids(prepared: Prepared) -> list[int]:
     tensor: list[int] = prepared.tensors["input_ids"].tolist()
     return tensor
+
+
+class TestTasks:
+    """A model with an adapter for each of its tasks, which are requested by the names of their prompts."""
+
+    def test_names_roles_and_the_default_choose_the_adapter(self, adapted: TextPipeline) -> None:
+        """All of a row have its number; tasks share a batch, and rows of padding have none."""
+        wishes: list[dict[str, Any]] = [
+            {"prompt_name": "retrieval.query"},
+            {"input_type": "query"},
+            {"input_type": "document"},
+            {"prompt_name": "other"},
+            {},
+        ]
+        batch = [one(adapted, "the fox", **wish) for wish in wishes]
+        assert {item.group for item in batch} == {()}
+        rows = adapted.collate(batch, facts(size_buckets=(8,), length_buckets=(16,)))["adapter_ids"]
+        assert [row.tolist() for row in rows] == [[number] * 16 for number in (1, 1, 2, 3, 3, 0, 0, 0)]
+        assert ids(batch[0]) == ids(batch[1]) != ids(batch[2])
+
+    def test_the_default_prompt_chooses_its_adapter(self, folder: Path, adapted: TextPipeline) -> None:
+        """Where a request names nothing; one that is no task leaves the default task."""
+        for name, number in (("retrieval.query", 1), ("other", 3)):
+            described = msgspec.structs.replace(adapted.spec, default_prompt_name=name)
+            pipeline = TextPipeline(folder, described, truncate=True)
+            batch = [one(pipeline, "the fox"), one(pipeline, "the fox", input_type="document")]
+            rows = pipeline.collate(batch, facts())["adapter_ids"]
+            assert rows[:, 0].tolist() == [number, 2]
+
+    def test_a_graph_with_adapters_needs_tasks(self, folder: Path) -> None:
+        with pytest.raises(ModelFileError, match=r"adapter_ids needs a model whose config\.json names its tasks"):
+            TextPipeline(folder, spec(inputs=("input_ids", "adapter_ids")), truncate=True)
+
+    def test_equal_texts_of_two_tasks_are_not_one_item(self, adapted: TextPipeline) -> None:
+        keys = {one(adapted, "the fox", prompt_name=name).key for name in ("retrieval.passage", "separation")}
+        assert len(keys) == 2
+
+    def test_token_ids_have_a_task_too(self, adapted: TextPipeline) -> None:
+        """By role, which prepends no prompt here, or the default."""
+        batch = [one(adapted, [2, 3], input_type="document"), one(adapted, [2, 3])]
+        assert adapted.collate(batch, facts())["adapter_ids"].tolist() == [[2, 2], [3, 3]]
+
+    def test_an_unknown_task_is_refused(self, adapted: TextPipeline) -> None:
+        with pytest.raises(InvalidValue, match=r"it has: other, retrieval\.passage, retrieval\.query, separation"):
+            adapted.check(embed(prompt_name="cooking"))
 
 
 class TestCheck:

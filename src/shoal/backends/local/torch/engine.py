@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -18,9 +18,11 @@ from shoal.backends.local.errors import engine_error
 from shoal.backends.local.options import EngineOptions, plan_threads
 from shoal.backends.local.precision import PrecisionCheck, compare, to_comparable_rows
 from shoal.backends.local.shapes import WarmUp, is_probe, ladder, length_buckets, shapes, size_buckets
-from shoal.backends.local.slots import Outputs, PooledWorker, Slots
+from shoal.backends.local.slots import Slots
 from shoal.backends.local.tensor_inputs import Port, check_inputs
+from shoal.backends.local.torch.graphs import Graphs
 from shoal.backends.local.torch.network import Network, published_precision
+from shoal.backends.local.torch.workers import CpuWorker, Gpu, GpuWorker
 from shoal.core.protocols import EngineFacts, Tensors
 from shoal.core.threads import usable_cores
 from shoal.errors import ConfigError, MissingExtra
@@ -32,6 +34,10 @@ CUDA_SLOTS = 2
 
 CUDA_STEP = 8
 """Lengths on a GPU are multiples of this: the 16-bit kernels want aligned rows."""
+
+CUDA_SIZES = 2
+"""Steps between two powers of two in the numbers of rows for which a GPU's batches are recorded. Padding rows costs
+less there than starting the kernels one by one, and every recording costs memory."""
 
 HALVES: tuple[Literal["fp16", "bf16"], ...] = ("fp16", "bf16")
 """Precisions that `auto` tries, in this order: fp16 is eight times as fine, bf16 never overflows."""
@@ -52,6 +58,8 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
     network, device = loaded.network, loaded.device
     positions = min(options.max_length, network.positions or options.max_length)
     lengths = ladder(CUDA_STEP, CUDA_STEP, positions, 8) if device.cuda else ()
+    is_recorded = device.cuda and options.cuda_graphs
+    sizes = ladder(1, 1, options.max_batch_size, CUDA_SIZES) if is_recorded else size_buckets(options.max_batch_size)
     facts = EngineFacts(
         name=name,
         inputs=spec.inputs,
@@ -73,8 +81,13 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
         },
     )
     pool = ThreadPoolExecutor(device.slots, f"shoal-{name}", initializer=device.init_thread)
-    turn = threading.Lock()
-    slots = Slots(_NetworkWorker(network, device, pool, turn) for _ in range(device.slots))
+    gpu: Gpu | None = None
+    if device.cuda:
+        graphs = Graphs(name, network, spec.outputs, sizes, lengths) if is_recorded else None
+        gpu = await asyncio.to_thread(_share_gpu, graphs, spec.inputs)
+    slots = Slots(
+        CpuWorker(network, pool) if gpu is None else GpuWorker(network, pool, gpu) for _ in range(device.slots)
+    )
 
     async def rebuild() -> Lanes:
         await asyncio.to_thread(device.check_alive)
@@ -82,20 +95,36 @@ async def open(graph: Path, *, name: str, options: EngineOptions) -> LocalEngine
 
     def end() -> None:
         pool.shutdown(wait=False)  # its threads are idle by then
+        if gpu is not None and gpu.graphs is not None:
+            gpu.graphs.clear()
         network.free()
 
-    plan = shapes(lengths or length_buckets(positions), size_buckets(options.max_batch_size), options.max_batch_tokens)
+    plan = shapes(lengths or length_buckets(positions), sizes, options.max_batch_tokens)
+    if not is_recorded:
+        plan = [shape for shape in plan if is_probe(shape)]
     engine = LocalEngine(
         facts,
         ports,
         Lanes(slots),
         max_length=options.max_length,
-        warm=WarmUp([shape for shape in plan if is_probe(shape)], options.max_batch_ms / 1e3, options.attention),
+        warm=WarmUp(plan, options.max_batch_ms / 1e3, options.attention),
         rebuild=rebuild if device.cuda else None,
         end=end,
     )
     await engine.warm_up(options.warm_up_s)
     return engine
+
+
+def _share_gpu(graphs: Graphs | None, inputs: Sequence[str]) -> Gpu:
+    """Prepare what the workers of a network share. Raises what torch raises if the longest text cannot be run."""
+    import torch
+
+    torch.cuda.synchronize()  # the weights are there, for every stream
+    gpu = Gpu(torch.cuda.Stream(), threading.Lock(), graphs)
+    if graphs is not None:
+        with torch.inference_mode(), torch.cuda.stream(gpu.stream):
+            graphs.run_longest(inputs)
+    return gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,46 +232,3 @@ def _run_samples(network: Network, ports: Sequence[Port], options: EngineOptions
         answers = network.run(feeds, options.spec.outputs, threading.Event())
         rows.append(to_comparable_rows({name: one.cpu().numpy() for name, one in answers.items()}, feeds, options.spec))
     return rows
-
-
-class _NetworkWorker(PooledWorker):
-    """Runs one batch at a time. `turn` is held while a batch is put onto the device, so that its work there does not
-    mix with another's."""
-
-    def __init__(self, network: Network, device: _Device, pool: ThreadPoolExecutor, turn: threading.Lock) -> None:
-        super().__init__(pool)
-        self._network = network
-        self._device = device
-        self._lock = turn
-        self._stop = threading.Event()
-
-    def start(self, feeds: Tensors, outputs: Sequence[str], done: Callable[[], None]) -> None:
-        self._network.check(feeds)
-        self._stop = threading.Event()
-        super().start(feeds, outputs, done)
-
-    def abort(self) -> None:
-        self._stop.set()
-
-    def _compute(self, feeds: Tensors, outputs: Sequence[str]) -> Outputs:
-        return self._on_gpu(feeds, outputs) if self._device.cuda else self._on_cpu(feeds, outputs)
-
-    def _on_cpu(self, feeds: Tensors, outputs: Sequence[str]) -> Outputs:
-        found = self._network.run(feeds, outputs, self._stop)
-        return {name: found[name].numpy() for name in outputs}
-
-    def _on_gpu(self, feeds: Tensors, outputs: Sequence[str]) -> Outputs:
-        """Run a batch and queue the copy back behind it. Waiting for the copy does not keep the next batch off the
-        device."""
-        import torch
-
-        with self._lock:
-            found = self._network.run(feeds, outputs, self._stop)
-            here: dict[str, Any] = {}
-            for name in outputs:
-                here[name] = torch.empty(found[name].shape, dtype=torch.float32, pin_memory=True)
-                here[name].copy_(found[name], non_blocking=True)
-            ready = torch.cuda.Event(blocking=True)  # wait without spinning
-            ready.record()
-        ready.synchronize()
-        return {name: tensor.numpy().copy() for name, tensor in here.items()}

@@ -14,7 +14,6 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TRUNCATE = "truncate"
 _MANIFEST = "manifest.json"
-_PICKLE = "pytorch_model.bin"
 
 
 class _Index(msgspec.Struct):
@@ -54,9 +53,7 @@ def find_weights(folder: Path, path: str, tensor: str) -> Path:
         return file
     if index.is_file():
         return _shard(index, _name(folder, index), tensor)
-    pickled = (folder / path / _PICKLE).is_file()
-    why = f"is missing, and {_PICKLE} can hide code, so it is not read" if pickled else "is missing"
-    raise ModelFileError(f"{why}; serve a revision that has safetensors", file=_name(folder, file))
+    raise ModelFileError("is missing; serve a revision that has safetensors", file=_name(folder, file))
 
 
 def _shard(index: Path, name: str, tensor: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ from shoal.backends.local.torch.heads import Heads, Tensor
 from shoal.core.protocols import Tensors
 from shoal.errors import ModelFileError
 from shoal.specs import TextSpec
+from shoal.types import Array
 
 Model: TypeAlias = Any
 """A transformers.PreTrainedModel; transformers is no dependency of the type checker."""
@@ -24,7 +25,9 @@ DTYPES = {"f32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Maps Shoal's precision names to torch's."""
 
 PRECISIONS = {name: precision for precision, name in DTYPES.items()}
-_INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+IDS = "input_ids"
+MASK = "attention_mask"
+_INPUT_NAMES = (IDS, "token_type_ids", "position_ids")
 _ENCODER_DECODERS = ("t5", "mt5", "umt5")
 """Encoder-decoder architectures of which embedders have only the encoder."""
 
@@ -51,6 +54,7 @@ class Network:
         self._spec = spec
         self._model = _load(folder, spec, precision).to(device).eval()
         self._heads = Heads(folder, spec, device)
+        self._answers = _answer_row(self._model, find_parts(spec).answers)
         self._input_names = set(inspect.signature(self._model.forward).parameters)
         self._bounds = _bounds(self._model)
         self.positions = _positions(self._model)
@@ -81,19 +85,36 @@ class Network:
         """
         import torch
 
-        self._thread_state.stop = stop
-        mask = feeds["attention_mask"]
-        inputs = {name: feeds[name] for name in _INPUT_NAMES if name in feeds and name in self._input_names}
-        if mask.all():
-            inputs.pop("attention_mask")
-        else:
-            inputs["attention_mask"] = _fill_empty_rows(mask)
-        pooling_mask = feeds.get("pooling_mask", mask)
+        arrays = self.host_arrays(feeds)
+        if arrays[MASK].all():
+            del arrays[MASK]
         with torch.inference_mode():
-            placed = {name: self._to_device(array) for name, array in inputs.items()}
-            masks = self._to_device(mask), self._to_device(pooling_mask)
-            answer = self._model(**placed)
-            return self._read_outputs(answer, masks, set(outputs))
+            return self.compute({name: self._to_device(array) for name, array in arrays.items()}, outputs, stop)
+
+    def host_arrays(self, feeds: Tensors) -> dict[str, Array]:
+        """Return the arrays that `compute` takes, int64 [b, l]: the encoder's inputs, the masks of the heads, and the
+        encoder's mask, which `compute` may go without if it is full."""
+        arrays = {name: feeds[name] for name in _INPUT_NAMES if name in feeds and name in self._input_names}
+        arrays["mask"] = feeds[MASK]
+        if "pooling_mask" in feeds:
+            arrays["pooling_mask"] = feeds["pooling_mask"]
+        arrays[MASK] = _fill_empty_rows(feeds[MASK])
+        return arrays
+
+    def compute(self, placed: Mapping[str, Tensor], outputs: Sequence[str], stop: threading.Event) -> dict[str, Tensor]:
+        """As `run`, from tensors on the device, in torch's inference mode."""
+        self._thread_state.stop = stop
+        masks = placed["mask"], placed.get("pooling_mask", placed["mask"])
+        model = self._model if self._answers is None else self._model.base_model
+        answer = model(**{name: placed[name] for name in (*_INPUT_NAMES, MASK) if name in placed})
+        return self._read_outputs(answer, masks, set(outputs))
+
+    def kept_addresses(self) -> tuple[int, ...]:
+        """Return where all tensors are that the model's modules keep beside their parameters."""
+        import torch
+
+        kept = [value for part in self._model.modules() for value in (*vars(part).values(), *part._buffers.values())]
+        return tuple(value.data_ptr() for value in kept if isinstance(value, torch.Tensor))
 
     def free(self) -> None:
         """Release the weights at once: a model has reference cycles, which would keep them until the next garbage
@@ -103,11 +124,16 @@ class Network:
         for tensor in (*self._model.parameters(), *self._model.buffers()):
             tensor.data = torch.empty(0, dtype=tensor.dtype)
         self._heads = None  # type: ignore[assignment]
+        self._answers = None
         if self.device != "cpu":
             torch.cuda.empty_cache()
 
     def _read_outputs(self, answer: Any, masks: tuple[Tensor, Tensor], outputs: set[str]) -> dict[str, Tensor]:
         spec = self._spec
+        if spec.score is not None and self._answers is not None:
+            last = masks[0].cumsum(1).argmax(1)
+            read = answer.last_hidden_state.gather(1, last[:, None, None].expand(-1, 1, len(self._answers)))[:, 0]
+            return {spec.score.output: read.float() @ self._answers[:, None]}
         if spec.score is not None:
             return {spec.score.output: answer.logits.float()}
         if spec.sparse is not None and spec.sparse.per == "vocabulary":
@@ -126,6 +152,16 @@ class Network:
         stop = getattr(self._thread_state, "stop", None)
         if stop is not None and stop.is_set():
             raise BatchCancelled("no request waits for this batch any more")
+
+
+def _answer_row(model: Model, answers: Sequence[int]) -> Tensor | None:
+    """Return the vector whose product with a token's is the score of a language model: the row of its last layer for
+    the first of the answers, minus that for the second if there is one. None for other models."""
+    if not answers:
+        return None
+    rows = model.get_output_embeddings().weight[list(answers)].detach().float()
+    row: Tensor = rows[0] if len(answers) == 1 else rows[0] - rows[1]
+    return row
 
 
 def published_precision(folder: Path, spec: TextSpec) -> str:
@@ -166,7 +202,8 @@ def _load_locked(folder: Path, spec: TextSpec, precision: str) -> Model:
     config = _config(place)
     optional = ""
     if spec.score is not None:
-        kind = transformers.AutoModelForSequenceClassification
+        answering = bool(find_parts(spec).answers)
+        kind = transformers.AutoModelForCausalLM if answering else transformers.AutoModelForSequenceClassification
     elif spec.sparse is not None and spec.sparse.per == "vocabulary":
         kind = transformers.AutoModelForMaskedLM
     else:

@@ -23,6 +23,7 @@ from shoal.models.prepare import SOURCE
 from shoal.models.remote_text_models import spec_from_parameters, tokenizer_folder
 from shoal.models.tokenizer_file import TOKENIZER
 from shoal.pipelines.text.codec import TokenizerCodec
+from shoal.pipelines.text.padding import ADAPTERS
 from shoal.pipelines.text.pairs import PairPipeline
 from shoal.pipelines.text.strings import StringPipeline, StringSpec
 from shoal.pipelines.text.tokenizer import TextTokenizer
@@ -114,6 +115,8 @@ class TextReader:
             prompts=dict(prompt_spec.prompts) if prompt_spec is not None else {},
             default_prompt_name=prompt_spec.default_prompt_name if prompt_spec is not None else None,
             verified=f"{len(PAIRS if self.pairs else TEXTS)} {'pairs' if self.pairs else 'texts'} answered, all finite",
+            embedding_tasks=spec.embedding_tasks if isinstance(spec, TextSpec) else (),
+            takes_instruction=isinstance(pipeline, PairPipeline) and pipeline.takes_instruction,
             details={
                 **describe_limits(target.settings),
                 "model": target.endpoints[0].model,
@@ -160,8 +163,11 @@ class TextReader:
         return StringPipeline(strings, truncate=settings.truncate, normalize=normalize, tokenizer=self._counter)
 
     def _with_inputs(self, spec: TextSpec) -> TextSpec:
-        """Return the spec with the served graph's inputs and, if it takes only one, its length."""
+        """Return the spec with the served graph's inputs and, if it takes only one, its length. A graph without the
+        adapters' input has no tasks."""
         changes: dict[str, Any] = {"inputs": tuple(port.canonical for port in self.embedder.inputs)}
+        if ADAPTERS not in changes["inputs"]:
+            changes |= {"embedding_tasks": (), "default_embedding_task": None}
         if self.embedder.length:
             changes["max_tokens"] = self.embedder.length
         return msgspec.structs.replace(spec, **changes)

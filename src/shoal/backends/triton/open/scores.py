@@ -10,7 +10,7 @@ from shoal.backends.triton.schema import LOGITS, TOKEN_OUTPUTS, Embedder
 from shoal.config.settings import ModelTable
 from shoal.core.protocols import EngineFacts, Prepared
 from shoal.errors import ConfigError, InvalidValue
-from shoal.models.convert.contract.classifier import cross_encoder_path, is_cross_encoder, read_classifier
+from shoal.models.convert.contract.classifier import is_cross_encoder, read_classifier, read_cross_modules
 from shoal.models.convert.contract.json_file import read_object
 from shoal.pipelines.text.string_pairs import StringPairPipeline, StringPairSpec
 from shoal.pipelines.text.tokenizer import TextTokenizer
@@ -24,10 +24,10 @@ _VECTORS = frozenset(TOKEN_OUTPUTS) - {"output"}
 
 def read_head(source: Path) -> ScoreSpec | None:
     """Return the scores that a model's own files define, None if it has none. Raises ModelFileError."""
-    path = cross_encoder_path(source) if is_cross_encoder(source) else ""
-    prefix = f"{path}/" if path else ""
+    modules = read_cross_modules(source) if is_cross_encoder(source) else None
+    prefix = f"{modules.encoder}/" if modules and modules.encoder else ""
     config = read_object(source, f"{prefix}config.json")
-    found = read_classifier(source, config, None, prefix) if config is not None else None
+    found = read_classifier(source, config, None, prefix, modules) if config is not None else None
     return found.spec if found is not None else None
 
 

@@ -1,7 +1,7 @@
 """A tokenizer in Triton's python backend: the tokenizer.json beside this file, for the ensemble that takes texts.
 
-Texts get the model's default prompt, are truncated at the end to the model's maximum length, and are padded to the
-longest of their request. Written by Shoal; needs numpy and tokenizers in Triton's Python.
+Texts get the model's default prompt and task, are truncated at the end to the model's maximum length, and are padded to
+the longest of their request. Written by Shoal; needs numpy and tokenizers in Triton's Python.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class TritonPythonModel:
         self.outputs = [one["name"] for one in config["output"]]
         self.prompt = spec["prompts"].get(spec["default_prompt_name"], "")
         self.pad = spec["pad_id"]
+        self.adapter = default_adapter(spec)
         self.tokenizer = read(Path(__file__).with_name("tokenizer.json"), spec["lower_case"])
         self.tokenizer.enable_truncation(spec["max_tokens"])
         self.skip = 0 if spec["include_prompt"] or not self.prompt else self.count_tokens(self.prompt)
@@ -66,6 +67,7 @@ class TritonPythonModel:
             "token_type_ids": np.zeros_like(ids),
             "position_ids": np.tile(positions, (len(rows), 1)),
             "pooling_mask": (attended & (positions >= self.skip)).astype(np.int64),
+            "adapter_ids": np.full_like(ids, self.adapter),
         }
 
     def count_tokens(self, prompt: str) -> int:
@@ -73,6 +75,14 @@ class TritonPythonModel:
         ids = self.tokenizer.encode_batch_fast([prompt])[0].ids
         special = {i for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
         return len(ids) - (ids[-1] in special) if ids else 0
+
+
+def default_adapter(spec: dict[str, Any]) -> int:
+    """Return the number of the adapter for the task of the default prompt's name, else for the default task; 0 for
+    none."""
+    tasks, name = spec["embedding_tasks"], spec["default_prompt_name"]
+    task = name if name in tasks else spec["default_embedding_task"]
+    return 0 if task is None else tasks.index(task) + 1
 
 
 def read(path: Path, lower_case: bool) -> Tokenizer:

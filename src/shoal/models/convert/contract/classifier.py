@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.errors import ModelFileError
+from shoal.models.convert.contract.architecture import Encoder
+from shoal.models.convert.contract.classifier_heads import read_answers, read_head, reads_segments
 from shoal.models.convert.contract.dense import find_torch_activation
 from shoal.models.convert.contract.entries import MODULES, inner_path
 from shoal.models.convert.contract.json_file import JsonFile, read_json, read_object
-from shoal.models.convert.contract.types import Activation, Classifier, Encoder
+from shoal.models.convert.contract.types import Classifier
 from shoal.specs import Activation as ScoreActivation
 from shoal.specs import ScoreSpec
 
 SENTENCE_TRANSFORMERS = "config_sentence_transformers.json"
 ARCHITECTURE = "ForSequenceClassification"
+LANGUAGE_MODEL = "ForCausalLM"
 _ACTIVATIONS: dict[str, ScoreActivation] = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Identity": "identity"}
 _PROBLEMS: dict[str, ScoreActivation] = {
     "single_label_classification": "softmax",
@@ -29,25 +32,6 @@ _PROBLEMS: dict[str, ScoreActivation] = {
 _MOST_LABELS = 100_000
 
 
-class _Head(NamedTuple):
-    dense: str
-    activation: Activation
-    out: str
-
-
-_PROJECTED = _Head("classifier.dense", "tanh", "classifier.out_proj")
-_HEADS = {
-    "bert": _Head("bert.pooler.dense", "tanh", "classifier"),
-    "roberta": _PROJECTED,
-    "xlm-roberta": _PROJECTED,
-    "camembert": _PROJECTED,
-    "mpnet": _PROJECTED,
-    "distilbert": _Head("pre_classifier", "relu", "classifier"),
-    "electra": _PROJECTED._replace(activation="gelu"),
-}
-"""By model_type: the names and shape of the head in transformers' class."""
-
-
 def is_cross_encoder(folder: Path) -> bool:
     """Whether sentence-transformers saved the folder as a cross-encoder (since version 5.4; older ones look like a
     transformers classifier with one more key)."""
@@ -55,63 +39,75 @@ def is_cross_encoder(folder: Path) -> bool:
     return config is not None and config.data.get("model_type") == "CrossEncoder"
 
 
-def cross_encoder_path(folder: Path) -> str:
-    """Return the folder of a saved cross-encoder's transformer. Raises ModelFileError if it has other modules too."""
+class CrossModules(NamedTuple):
+    """The folders of a cross-encoder's modules. `answers`: of the one that scores by a language model's answers."""
+
+    encoder: str = ""
+    answers: str | None = None
+
+
+def read_cross_modules(folder: Path) -> CrossModules:
+    """Read modules.json of a saved cross-encoder. Raises ModelFileError for modules that are not supported."""
     listed = read_json(folder, MODULES)
     if listed is None:
-        return ""
+        return CrossModules()
     modules = listed if isinstance(listed, list) else []
+    if not modules:
+        raise ModelFileError("must list one Transformer with its path", file=MODULES)
+    paths = []
     for index, module in enumerate(modules):
-        kind = module.get("type") if isinstance(module, dict) else None
-        if index or not isinstance(kind, str) or not _is_transformer(kind):
+        kind, path = (module.get("type"), module.get("path", "")) if isinstance(module, dict) else (None, None)
+        if not _is_module(kind, ("Transformer", "LogitScore")[index : index + 1]):
             raise ModelFileError(
-                f"{kind!r} is not supported in a cross-encoder, which must be a single Transformer",
+                f"{kind!r} is not supported in a cross-encoder, which must be a Transformer, or that and a LogitScore",
                 file=MODULES,
                 key=f"[{index}].type",
             )
-    path = modules[0].get("path", "") if modules else None
-    if not isinstance(path, str):
-        raise ModelFileError("must list one Transformer with its path", file=MODULES)
-    return inner_path(path, 0)
+        if not isinstance(path, str):
+            raise ModelFileError("must be the path of the module", file=MODULES, key=f"[{index}].path")
+        paths.append(inner_path(path, index))
+    return CrossModules(*paths)
 
 
-def _is_transformer(kind: str) -> bool:
-    return kind.startswith("sentence_transformers.") and kind.endswith(".Transformer")
+def _is_module(kind: object, names: tuple[str, ...]) -> bool:
+    return isinstance(kind, str) and kind.startswith("sentence_transformers.") and kind.rpartition(".")[2] in names
 
 
-def read_classifier(folder: Path, config: JsonFile, encoder: Encoder | None, prefix: str) -> Classifier | None:
+def read_classifier(
+    folder: Path, config: JsonFile, encoder: Encoder | None, prefix: str, modules: CrossModules | None = None
+) -> Classifier | None:
     """Read the head from the files; None for a model that is neither classifier nor cross-encoder.
 
-    `config` is config.json, `prefix` the path before the names of the files beside it. Raises ModelFileError naming the
-    key for labels and activations that cannot be served.
+    `config` is config.json, `prefix` the path before the names of the files beside it, `modules` those of a saved
+    cross-encoder. Raises ModelFileError naming the key for labels and activations that cannot be served.
     """
-    saved = read_object(folder, SENTENCE_TRANSFORMERS) if is_cross_encoder(folder) else None
+    saved = read_object(folder, SENTENCE_TRANSFORMERS) if modules else None
     architectures = config.texts("architectures") or [""]
-    scores = architectures[0].endswith(ARCHITECTURE)
+    answering = modules is not None and modules.answers is not None
+    ending = LANGUAGE_MODEL if answering else ARCHITECTURE
+    scores = architectures[0].endswith(ending)
     if saved is None and not scores:
         return None
     if not scores:
-        raise config.refuse("architectures", f"{architectures[0]!r} is not ...{ARCHITECTURE}, so it has no scores")
-    labels = read_labels(config)
+        raise config.refuse("architectures", f"{architectures[0]!r} is not ...{ending}, so it has no scores")
+    labels = ("LABEL_0",) if answering else read_labels(config)
     spec = ScoreSpec(
         labels=labels,
         activation=read_activation(config, saved, len(labels)),
         pairs=saved is not None or _is_old_cross_encoder(config) or len(labels) == 1,
     )
+    if modules is not None and modules.answers is not None:
+        return read_answers(folder, modules.answers, config, spec)
     if encoder is None:
         return Classifier(spec=spec)
-    head = _HEADS[config.text("model_type")]
-    segments = encoder.family == "bert" and encoder.token_types > 1 and tells_segments(folder, prefix)
-    return Classifier(spec=spec, dense=head.dense, out=head.out, activation=head.activation, segments=segments)
+    return read_head(config, spec, segments=reads_segments(encoder) and tells_segments(folder, prefix))
 
 
 def read_labels(config: JsonFile) -> tuple[str, ...]:
     """Return `id2label` in numeric order; without it LABEL_0, LABEL_1 and so on, `num_labels` of them, or 2 as in
     transformers. Raises ModelFileError for too many labels, and for labels that are not valid names or not unique."""
     if "id2label" not in config:
-        count = config.integer("num_labels", 2, least=1)
-        if count > _MOST_LABELS:
-            raise config.refuse("num_labels", f"must be at most {_MOST_LABELS}, not {count}")
+        count = config.integer("num_labels", 2, least=1, most=_MOST_LABELS)
         return tuple(f"LABEL_{index}" for index in range(count))
     labels = config.object("id2label")
     if len(labels) > _MOST_LABELS:
@@ -176,10 +172,10 @@ def _is_old_cross_encoder(config: JsonFile) -> bool:
 
 def tells_segments(folder: Path, prefix: str) -> bool:
     """Whether the tokenizer passes token_type_ids to the model. transformers' BERT and DeBERTa tokenizers do unless
-    configured not to; those of the RoBERTa kind, and of no kind since version 5, do not."""
+    configured not to; those of the RoBERTa kind do not, nor since version 5 those of ALBERT and of no kind."""
     config = read_object(folder, f"{prefix}tokenizer_config.json")
     if config is None:
         return True
     if "model_input_names" in config:
         return "token_type_ids" in config.texts("model_input_names")
-    return not any(kind in config.text("tokenizer_class", "") for kind in ("Roberta", "TokenizersBackend"))
+    return not any(kind in config.text("tokenizer_class", "") for kind in ("Roberta", "Albert", "TokenizersBackend"))

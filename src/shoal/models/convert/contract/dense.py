@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from shoal.models.convert.contract.architecture import Activation
 from shoal.models.convert.contract.entries import Entry, module_config
 from shoal.models.convert.contract.json_file import JsonFile
-from shoal.models.convert.contract.types import Activation, Dense
+from shoal.models.convert.contract.types import Dense
 
 T = TypeVar("T")
 

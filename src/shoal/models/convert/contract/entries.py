@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import ModelFileError
+from shoal.models.convert.contract.families.jina import is_flash_xlm_r
 from shoal.models.convert.contract.json_file import JsonFile, read_json, read_object
 from shoal.models.manifest import is_inside
 
@@ -57,7 +58,17 @@ def read_entries(folder: Path) -> tuple[Entry, ...] | None:
         return None
     if not isinstance(listed, list) or not listed:
         raise ModelFileError("must hold a list of modules", file=MODULES)
+    if _is_jina_v3(folder, listed[0]):
+        listed[0] = listed[0] | {"type": "sentence_transformers.models.Transformer", "kwargs": None}
     return tuple(_entry(index, item) for index, item in enumerate(listed))
+
+
+def _is_jina_v3(folder: Path, first: Any) -> bool:
+    """Whether the first module is the Transformer that comes with Jina's encoders of version 3: without a task it is
+    that of sentence-transformers."""
+    config = read_object(folder, "config.json")
+    named = isinstance(first, dict) and first.get("type") == "custom_st.Transformer"
+    return named and first.get("kwargs") in (None, [], ["task"]) and config is not None and is_flash_xlm_r(config)
 
 
 def encoder_path(entries: tuple[Entry, ...] | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +16,43 @@ MAX_JSON_BYTES = 128 * 2**20
 hundreds of megabytes, and decoding takes several times that in memory."""
 
 
+LARGEST_INTEGER = 2**40
+"""Above every size that a model's files state."""
+
+
 class JsonFile:
     """An object of a JSON file. `name` is the file's path inside the model's folder and `at` the object's path inside
     the file ("": the whole file), as errors show them.
 
     The getters return `default` for an absent key or null, and raise ModelFileError for a value of another type;
-    without a default an absent key is an error too.
+    without a default an absent key is an error too. `keys`: names that this file has for the usual keys.
     """
 
-    def __init__(self, name: str, data: dict[str, Any], at: str = "") -> None:
+    def __init__(self, name: str, data: dict[str, Any], at: str = "", keys: Mapping[str, str] | None = None) -> None:
         self.name = name
         self.data = data
         self.at = at
+        self.keys = keys or {}
 
     def __contains__(self, key: str) -> bool:
-        return self.data.get(key) is not None
+        return self.data.get(self.keys.get(key, key)) is not None
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 0) -> int:
+    def integer(self, key: str, default: int | None = None, *, least: int = 0, most: int = LARGEST_INTEGER) -> int:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.refuse(key, f"must be a whole number of at least {least}, not {value!r}")
+        if value > most:
+            raise self.refuse(key, f"must be at most {most}, not {value}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             raise self.refuse(key, f"must be a number above 0, not {value!r}")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise self.refuse(key, "has too many digits") from None
 
     def boolean(self, key: str, default: bool | None = None) -> bool:
         value = self._get(key, default)
@@ -76,6 +87,10 @@ class JsonFile:
         """Return other content for the same place."""
         return JsonFile(self.name, data, self.at)
 
+    def with_keys(self, keys: Mapping[str, str]) -> JsonFile:
+        """Return the same content, with other names for the usual keys. Errors show the file's own names."""
+        return JsonFile(self.name, self.data, self.at, keys)
+
     def only(self, known: frozenset[str]) -> None:
         """Reject unknown keys: they may change the vectors."""
         for key in self.data:
@@ -86,10 +101,11 @@ class JsonFile:
         return ModelFileError(why, file=self.name, key=self._path(key))
 
     def _path(self, key: str) -> str:
+        key = self.keys.get(key, key)
         return f"{self.at}.{key}" if self.at else key
 
     def _get(self, key: str, default: Any) -> Any:
-        value = self.data.get(key)
+        value = self.data.get(self.keys.get(key, key))
         if value is None:
             value = default
         if value is None:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from shoal.errors import ModelFileError
+from shoal.models.convert.contract.architecture import Activation
 from shoal.models.convert.contract.json_file import JsonFile, read_object
 from shoal.models.convert.contract.tower_tokenizer import CLEANS, Clean, read_tower_tokenizer
 from shoal.models.convert.contract.tower_types import ImageTower, TextTower, TowerFamily, Towers, text_spec
 from shoal.models.convert.contract.transforms import open_clip_image_spec
-from shoal.models.convert.contract.types import Activation
 from shoal.models.sources.select import CONVERT_IMAGES
 from shoal.models.sources.select import OPEN_CLIP as CONFIG
 from shoal.specs import ImageSpec

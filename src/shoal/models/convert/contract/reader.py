@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from shoal.errors import ModelFileError
-from shoal.models.convert.contract.classifier import cross_encoder_path, is_cross_encoder, read_classifier
-from shoal.models.convert.contract.encoder import read_encoder
+from shoal.models.convert.contract.adapters import ARGUMENTS, TASK, choose_task, name_tasks
+from shoal.models.convert.contract.architecture import Encoder
+from shoal.models.convert.contract.classifier import CrossModules, is_cross_encoder, read_classifier, read_cross_modules
 from shoal.models.convert.contract.entries import encoder_path, read_entries
+from shoal.models.convert.contract.families import read_encoder
+from shoal.models.convert.contract.families.jina import with_flash_type
 from shoal.models.convert.contract.heads import Heads, kind_of, longest, read_heads, with_markers
 from shoal.models.convert.contract.json_file import JsonFile, read_object
 from shoal.models.convert.contract.late import SETTINGS as LATE_SETTINGS
 from shoal.models.convert.contract.lengths import Length, read_tokenizer_limit, shortest
 from shoal.models.convert.contract.modules import Modules, compute_output_width, read_modules, truncate_modules
+from shoal.models.convert.contract.pair_template import check_inputs, read_template
+from shoal.models.convert.contract.published_reranker import read_form, read_published_reranker
 from shoal.models.convert.contract.saved import SavedSettings, read_saved
 from shoal.models.convert.contract.static import read_static
-from shoal.models.convert.contract.types import Contract, Encoder, Pooling
+from shoal.models.convert.contract.types import Classifier, Contract, Pooling
 
 SENTENCE_CONFIGS = tuple(
     f"sentence_{kind}_config.json"
@@ -23,7 +30,7 @@ SENTENCE_CONFIGS = tuple(
 )
 """In the order in which sentence-transformers looks for them; it uses the first one found."""
 
-GRAPHS = ("onnx/model.onnx", "model.onnx")
+GRAPHS = ("onnx/model.onnx", "model.onnx", "onnx/model_fp16.onnx", "model_fp16.onnx")
 _TEXT_MODALITY = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
 _SENTENCE_KEYS = {
     "transformer_task": "feature-extraction",
@@ -36,16 +43,16 @@ _SENTENCE_KEYS = {
 }
 """Keys of sentence_bert_config.json with the only supported value."""
 
-_SCORING_KEYS = _SENTENCE_KEYS | {
+_SCORING_KEYS = {key: value for key, value in _SENTENCE_KEYS.items() if not key.endswith(("_config", "_kwargs"))} | {
     "transformer_task": "sequence-classification",
-    "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
     "module_output_name": "scores",
 }
-"""The same for a cross-encoder."""
+"""The same for a cross-encoder; `pair_template` reads the others."""
 
 _SERVED = {
     "dense": _SENTENCE_KEYS,
     "scores": _SCORING_KEYS,
+    "answers": _SCORING_KEYS | {"transformer_task": "text-generation", "module_output_name": "causal_logits"},
     "sparse": _SENTENCE_KEYS
     | {
         "transformer_task": "fill-mask",
@@ -72,18 +79,24 @@ def read_contract(folder: Path, *, elsewhere: bool = False, foreign: bool = Fals
     export it (`encoder` is then None). For a model that runs `elsewhere`, any architecture is accepted and unstated
     values stay open: config.json may be missing, and `dimension` and `max_tokens` are then 0.
     """
-    crossing = not elsewhere and is_cross_encoder(folder)
+    if not elsewhere and (form := read_form(folder)):
+        return read_published_reranker(folder, form)
+    crossing = read_cross_modules(folder) if not elsewhere and is_cross_encoder(folder) else None
     entries = None if crossing else read_entries(folder)
     if not elsewhere and not crossing and (static := read_static(folder, entries)) is not None:
         return static
-    path = cross_encoder_path(folder) if crossing else encoder_path(entries)
+    path = crossing.encoder if crossing else encoder_path(entries)
     prefix = f"{path}/" if path else ""
     config = _config(folder, prefix, elsewhere)
-    encoder = _encoder(folder, config, path, elsewhere or foreign)
-    classifier = None if entries or elsewhere else read_classifier(folder, config, encoder, prefix)
+    encoder = _encoder(folder, config, path, elsewhere or foreign, crossing)
+    classifier = None if entries or elsewhere else read_classifier(folder, config, encoder, prefix, crossing)
     kind = "dense" if elsewhere or crossing or classifier else kind_of(folder, entries, config)
     modules = read_modules(folder, entries) if entries and kind == "dense" else None
-    sentence = _sentence_config(folder, prefix, "scores" if classifier else kind) if entries or crossing else None
+    form = "answers" if crossing and crossing.answers is not None else "scores" if classifier else kind
+    sentence = _sentence_config(folder, prefix, form) if entries or crossing else None
+    encoder = choose_task(encoder, sentence) if encoder and sentence else encoder
+    if classifier and sentence:
+        classifier = _with_template(classifier, folder, prefix, sentence)
     width = 0 if classifier else _width(modules, encoder, config, elsewhere)
     heads = Heads()
     if not classifier and not elsewhere:
@@ -97,7 +110,7 @@ def read_contract(folder: Path, *, elsewhere: bool = False, foreign: bool = Fals
     length = _max_tokens(limits, config, elsewhere)
     return Contract(
         encoder_path=path,
-        encoder=encoder,
+        encoder=_limited(encoder, length.tokens),
         pooling=pooling,
         modules=after,
         dimension=compute_output_width(width * len(pooling.modes), after) if kind == "dense" else 0,
@@ -106,7 +119,7 @@ def read_contract(folder: Path, *, elsewhere: bool = False, foreign: bool = Fals
         pad_id=encoder.pad_id if encoder else config.integer("pad_token_id", 0),
         vocab_size=encoder.vocab_size if encoder else config.integer("vocab_size", 0),
         lower_case=sentence.boolean("do_lower_case", False) if sentence else False,
-        prompts=with_markers(saved.prompts, heads.prompts),
+        prompts=name_tasks(encoder, with_markers(saved.prompts, heads.prompts)),
         default_prompt_name=saved.default_prompt_name,
         similarity=saved.similarity,
         classifier=classifier,
@@ -131,16 +144,33 @@ def _config(folder: Path, prefix: str, elsewhere: bool) -> JsonFile:
     config = read_object(folder, name)
     if config is None and not elsewhere:
         raise ModelFileError("is missing; this is not a transformers model, or it is incomplete", file=name)
-    return config or JsonFile(name, {})
+    return with_flash_type(config) if config is not None else JsonFile(name, {})
 
 
-def _encoder(folder: Path, config: JsonFile, path: str, foreign: bool) -> Encoder | None:
+def _encoder(folder: Path, config: JsonFile, path: str, foreign: bool, crossing: CrossModules | None) -> Encoder | None:
+    answering = crossing is not None and crossing.answers is not None
     try:
         return read_encoder(config)
     except ModelFileError:
-        if not foreign and shipped_graph(folder, path) is None:
+        if answering or (not foreign and shipped_graph(folder, path) is None):
             raise
         return None
+
+
+def _limited(encoder: Encoder | None, tokens: int) -> Encoder | None:
+    """Return the encoder with no more positions than the model is read with, unless they are rows of a stored table.
+    Language models state far more positions than their embeddings use."""
+    if encoder is None or encoder.embeddings.positions:
+        return encoder
+    return replace(encoder, max_positions=min(encoder.max_positions, tokens))
+
+
+def _with_template(classifier: Classifier, folder: Path, prefix: str, sentence: JsonFile) -> Classifier:
+    check_inputs(sentence)
+    if classifier.answers is not None and "modality_config" not in sentence:
+        raise sentence.refuse("modality_config", "is missing: it says how the model reads a pair")
+    template = read_template(folder, prefix, sentence)
+    return replace(classifier, spec=replace(classifier.spec, template=template))
 
 
 def _width(modules: Modules | None, encoder: Encoder | None, config: JsonFile, elsewhere: bool) -> int:
@@ -169,7 +199,9 @@ def _sentence_config(folder: Path, prefix: str, kind: str) -> JsonFile | None:
     )
     if "tokenizer_name_or_path" in config:
         raise config.refuse("tokenizer_name_or_path", "a tokenizer from another model is not supported")
-    for group in ("model_args", "model_kwargs", "config_args", "config_kwargs"):
+    for group in ARGUMENTS:
+        _without_effect(config, group, _WITHOUT_EFFECT | {TASK})  # see choose_task
+    for group in ("config_args", "config_kwargs"):
         _without_effect(config, group, _WITHOUT_EFFECT)
     for group in ("tokenizer_args", "processor_kwargs"):
         _without_effect(config, group, _WITHOUT_EFFECT | {"model_max_length"})

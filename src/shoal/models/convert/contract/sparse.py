@@ -1,17 +1,18 @@
 """Read heads of sparse vectors: SPLADE over a masked language model, and bge-m3's weight per token.
 
 A SPLADE model is one that sentence-transformers saves as a SparseEncoder, or a plain `...ForMaskedLM` whose files say
-SPLADE; any other is read as an encoder, its most frequent use. bge-m3 stores its heads in files beside the encoder. As
-published they are pickles, which are never read here; the convert extra rewrites them as safetensors.
+SPLADE; any other is read as an encoder, its most frequent use. bge-m3 stores its heads in files beside the encoder,
+which are pickles until `convert.pickles` rewrites them as safetensors.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract.entries import MODULES, Entry, module_config
+from shoal.models.convert.contract.families.fields import read_activation
 from shoal.models.convert.contract.json_file import JsonFile, read_object
 from shoal.models.convert.contract.types import Dense, Splade, TokenWeights
 from shoal.models.convert.contract.vocabulary import Vocabulary
@@ -58,7 +59,7 @@ def read_splade(folder: Path, entries: tuple[Entry, ...], config: JsonFile, sent
     return Splade(
         strategy=cast(Literal["max", "sum"], strategy),
         activation=cast(Literal["relu", "log1p_relu"], activation),
-        tied=is_tied(config),
+        **_read_language_head(config),
     )
 
 
@@ -74,12 +75,23 @@ def plain_splade(folder: Path, config: JsonFile) -> Splade | None:
     is_sparse_encoder = saved is not None and saved.data.get("model_type") == "SparseEncoder"
     if not is_sparse_encoder and not any(isinstance(name, str) and "splade" in name.lower() for name in names):
         return None
-    return Splade(tied=is_tied(config))
+    return Splade(**_read_language_head(config))
 
 
 def is_tied(config: JsonFile) -> bool:
     """Whether the last layer of a masked language model is its word embeddings: transformers' default."""
     return config.boolean("tie_word_embeddings", True)
+
+
+def _read_language_head(config: JsonFile) -> dict[str, Any]:
+    """Return the fields of a Splade that the language model's own head determines."""
+    tied = {"tied": is_tied(config)}
+    if config.data.get("model_type") != "modernbert":
+        return tied
+    if not config.boolean("decoder_bias", True):
+        raise config.refuse("decoder_bias", "must be true: a masked language model without it is not supported")
+    inner = read_activation(config, "classifier_activation")
+    return tied | {"dense_bias": config.boolean("classifier_bias", False), "inner": inner}
 
 
 def refuse_pruning(saved: JsonFile) -> None:

@@ -8,6 +8,9 @@ from shoal.models.convert.contract.types import AfterPooling, Contract, Dense, L
 from shoal.specs import LayerSpec, PartsSpec, TextSpec
 
 SENTENCE = "sentence_embedding"
+ADAPTERS = "adapter_ids"
+"""The input of a graph with an adapter for each task, int64 [b, l]: the same number in all of a row, 0 for no adapter,
+or 1 + the place of a task."""
 
 
 def text_spec(contract: Contract, *, tokenizer: str, inputs: Sequence[str], pooled: str, tokens: str = "") -> TextSpec:
@@ -15,6 +18,7 @@ def text_spec(contract: Contract, *, tokenizer: str, inputs: Sequence[str], pool
     returns `pooled`: the sentence embedding itself, its value before a final Normalize, or token vectors to pool.
     `tokens` names its token vectors, if any. A classifier's graph returns only the logits that its contract names;
     other heads are those of the contract."""
+    adapters = contract.encoder.adapters if contract.encoder is not None and ADAPTERS in inputs else None
     return TextSpec(
         tokenizer=tokenizer,
         inputs=tuple(inputs),
@@ -39,17 +43,21 @@ def text_spec(contract: Contract, *, tokenizer: str, inputs: Sequence[str], pool
         frame_tokens=contract.table is None,
         dropped=contract.table.dropped if contract.table else (),
         parts=None if contract.table else _parts(contract),
+        embedding_tasks=adapters.tasks if adapters else (),
+        default_embedding_task=adapters.task if adapters else None,
     )
 
 
 def _parts(contract: Contract) -> PartsSpec:
     weights, splade = contract.token_weights, contract.splade
+    answers = contract.classifier.answers if contract.classifier else None
     return PartsSpec(
         encoder=contract.encoder_path,
         after=tuple(map(_layer, contract.modules)),
         late=tuple(map(_layer, contract.late.layers)) if contract.late else (),
         token_weights=_layer(weights.layer) if weights else None,
         splade=(splade.strategy, splade.activation) if splade else ("max", "relu"),
+        answers=answers.ids if answers else (),
     )
 
 

@@ -6,8 +6,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from shoal.models.convert.contract.architecture import Activation, Attention, FeedForward, Layer, Norm, Norms, Shape
 from shoal.models.convert.contract.tower_tokenizer import TowerTokenizer
-from shoal.models.convert.contract.types import Activation
 from shoal.specs import ImageSpec, TextSpec
 
 TEXT_EMBEDS = "text_embeds"
@@ -18,6 +18,14 @@ TowerFamily: TypeAlias = Literal["clip", "siglip"]
 Layout: TypeAlias = Literal["transformers", "open_clip"]
 """The library whose names weights and settings have."""
 
+_ATTENTION = Attention(
+    query="self_attn.q_proj", key="self_attn.k_proj", value="self_attn.v_proj", out="self_attn.out_proj"
+)
+_MLP = FeedForward(up="mlp.fc1", down="mlp.fc2")
+PROBE_MLP = FeedForward(up="head.mlp.fc1", down="head.mlp.fc2")
+"""Of SigLIP's pooling head."""
+_NORMS = Norms(before_attention="layer_norm1", before_feed_forward="layer_norm2")
+
 
 class _Tower(msgspec.Struct, frozen=True, kw_only=True):
     hidden: int
@@ -26,6 +34,28 @@ class _Tower(msgspec.Struct, frozen=True, kw_only=True):
     intermediate: int
     norm_eps: float
     activation: Activation
+
+    @property
+    def shape(self) -> Shape:
+        size = self.hidden // self.heads
+        return Shape(
+            hidden=self.hidden,
+            heads=self.heads,
+            kv_heads=self.heads,
+            head_size=size,
+            intermediate=self.intermediate,
+            activation=self.activation,
+            norm=Norm(eps=self.norm_eps),
+            scale=size**-0.5,
+        )
+
+    @property
+    def blocks(self) -> tuple[Layer, ...]:
+        """The layers, with the norms before each part."""
+        return tuple(
+            Layer(stem=f"encoder.layers.{layer}.", attention=_ATTENTION, feed_forward=_MLP, norms=_NORMS)
+            for layer in range(self.layers)
+        )
 
 
 class TextTower(_Tower, frozen=True, kw_only=True):

@@ -16,13 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import ModelFileError
-from shoal.models.convert.contract.json_file import is_there
 from shoal.models.convert.contract.tower_types import ImageTower, TextTower, Towers
 from shoal.models.convert.contract.weights import Part, Weights, open_file, open_weights
 from shoal.models.sources.select import OPEN_CLIP_WEIGHTS
 from shoal.specs import ContrastSpec
 
-_PICKLE = "open_clip_pytorch_model.bin"
 _Stored: TypeAlias = npt.NDArray[Any]
 _Parts: TypeAlias = Iterator[tuple[str, Part]]
 _MAPS = ("q_proj", "k_proj", "v_proj")
@@ -45,19 +43,12 @@ _TIMM = _Names("attn.qkv.weight", "attn.qkv.bias", "attn.proj", "norm1", "norm2"
 
 
 def open_tower_weights(folder: Path, towers: Towers) -> Weights:
-    """Open the weights of both towers. Raises ModelFileError, with the stored names, for missing, pickled or broken
-    weights, and for those that do not fit the configuration."""
+    """Open the weights of both towers. Raises ModelFileError, with the stored names, for missing or broken weights,
+    and for those that do not fit the configuration."""
     if towers.layout == "transformers":
         return open_weights(folder, towers.path)
     prefix = f"{towers.path}/" if towers.path else ""
-    name = prefix + OPEN_CLIP_WEIGHTS
-    if not is_there(folder, name) and is_there(folder, prefix + _PICKLE):
-        raise ModelFileError(
-            f"contains pickled weights, which can run code and are never loaded; use a revision with "
-            f"{OPEN_CLIP_WEIGHTS}, or save the model again with open_clip's push_to_hf_hub",
-            file=prefix + _PICKLE,
-        )
-    stored = open_file(folder, name)
+    stored = open_file(folder, prefix + OPEN_CLIP_WEIGHTS)
     own = "text." if stored.has("text.token_embedding.weight") else ""
     parts = dict(_text(towers, own))
     parts |= _clip_image(towers) if towers.family == "clip" else _timm_image(towers.image)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import ModelFileError
-from shoal.models.convert.contract.encoder import read_activation
 from shoal.models.convert.contract.entries import MODULES, inner_path
+from shoal.models.convert.contract.families.fields import read_activation
 from shoal.models.convert.contract.image_processor import FILE, UNIFIED, read_image_spec
 from shoal.models.convert.contract.json_file import JsonFile, is_there, read_json, read_object
 from shoal.models.convert.contract.open_clip import read_open_clip
@@ -62,6 +62,10 @@ _ARCHITECTURES = {"clip": ("CLIPModel",), "siglip": ("SiglipModel",)}
 _INSTEAD = {
     "siglip2": "accepts images of any shape (NaFlex); use a SigLIP 2 with a fixed resolution, such as "
     "google/siglip2-base-patch16-224, whose model_type is 'siglip'",
+    "jina_clip": "has towers of its own, which Shoal does not build; use openai/clip-vit-base-patch32 or "
+    "google/siglip2-base-patch16-224, or for texts alone jinaai/jina-embeddings-v3",
+    "qwen2_5_vl": "is a language model that sees, without towers; use google/siglip2-base-patch16-224 for texts and "
+    "images, jinaai/jina-embeddings-v3 for texts, or serve this model with vLLM and give Shoal the address",
     "clip_text_model": "is only the text tower; use the repository of the whole model",
     "clip_vision_model": "is only the image tower; use the repository of the whole model",
     "siglip_text_model": "is only the text tower; use the repository of the whole model",

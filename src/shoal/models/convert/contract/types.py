@@ -6,39 +6,11 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from shoal.models.convert.contract.architecture import Activation, Encoder
 from shoal.models.convert.contract.lengths import Length
 from shoal.specs import MultiSpec, ScoreSpec, SparseSpec
 
-Family: TypeAlias = Literal["bert", "roberta", "mpnet", "distilbert"]
-Activation: TypeAlias = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "quick_gelu", "sigmoid", "silu"]
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-
-
-class Encoder(msgspec.Struct, frozen=True, kw_only=True):
-    """A transformer encoder of a known family, with the numbers of its config.json.
-
-    `family` is the layout of its tensors: XLM-R and CamemBERT are "roberta", ELECTRA is "bert". `prefix` may precede
-    each tensor's name. `position_offset`: the first real token's row in the position table.
-    """
-
-    family: Family
-    prefix: str
-    vocab_size: int
-    hidden: int
-    layers: int
-    heads: int
-    intermediate: int
-    max_positions: int
-    norm_eps: float
-    activation: Activation
-    pad_id: int
-    position_offset: int = 0
-    token_types: int = 0
-
-    @property
-    def usable_positions(self) -> int:
-        """The longest input in tokens that the position table allows."""
-        return self.max_positions - self.position_offset
 
 
 class Pooling(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,11 +80,14 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 class Splade(msgspec.Struct, frozen=True, kw_only=True):
     """Weights over the vocabulary from a masked language model's logits: log(1 + relu(logit)), with the logarithm
     applied twice for "log1p_relu", as the maximum or the sum over the tokens. `tied`: the last layer is the word
-    embeddings, unless the weights contain another."""
+    embeddings, unless the weights contain another. `dense_bias`, `inner`: bias and activation of the language model's
+    own dense layer; `inner` None: the family's."""
 
     strategy: Literal["max", "sum"] = "max"
     activation: Literal["relu", "log1p_relu"] = "relu"
     tied: bool = True
+    dense_bias: bool = True
+    inner: Activation | None = None
 
 
 class TokenWeights(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,17 +107,39 @@ class Late(msgspec.Struct, frozen=True, kw_only=True):
     document_length: Length | None = None
 
 
-class Classifier(msgspec.Struct, frozen=True, kw_only=True):
-    """A sequence classifier's head: `activation(first token @ dense)`, then `out`, one logit for each label of `spec`.
+class Answers(msgspec.Struct, frozen=True, kw_only=True):
+    """Token ids whose logits make a language model's score: that of `true`, minus that of `false` if there is one.
+    `tied`: the last layer is the word embeddings, unless the weights contain another."""
 
-    `dense` and `out` name two linear layers in the weights, beside or inside the encoder. `segments`: the encoder is
-    given token_type_ids, the text that each token belongs to. Without an `Encoder`, only `spec` is meaningful.
+    true: int
+    false: int | None = None
+    tied: bool = True
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return (self.true,) if self.false is None else (self.true, self.false)
+
+
+class Classifier(msgspec.Struct, frozen=True, kw_only=True):
+    """A head over the token vectors, one logit for each label of `spec`: their `pooling`, `dense` with `activation`,
+    `norm` (of the encoder's kind), then `out`. An empty name means that the part is absent.
+
+    The names are those of layers in the weights, beside or inside the encoder. `unread`: a token id that is never the
+    last one. `answers`: `out` is the last layer of a language model, of which only these rows are read. `segments`:
+    the encoder is given token_type_ids, the text that each token belongs to. Without an `Encoder`, only `spec` is
+    meaningful.
     """
 
     spec: ScoreSpec
+    pooling: Literal["cls", "mean", "lasttoken"] = "cls"
     dense: str = ""
+    dense_bias: bool = True
+    activation: Activation = "identity"
+    norm: str = ""
     out: str = ""
-    activation: Activation = "tanh"
+    out_bias: bool = True
+    unread: int | None = None
+    answers: Answers | None = None
     segments: bool = False
 
 

@@ -1,7 +1,7 @@
 """Read tensors of a model's safetensors files as float32 arrays: one file or shards, memory-mapped.
 
 The format (github.com/huggingface/safetensors): eight bytes of header length, a JSON header of name -> dtype, shape and
-byte range, then the data, little-endian. Pickled weights (pytorch_model.bin) are never read.
+byte range, then the data, little-endian. Pickled weights are converted before (`convert.pickles`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from shoal.models.convert.contract.json_file import is_there, read_object
 Floats = npt.NDArray[np.float32]
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
@@ -95,19 +94,19 @@ class Part(NamedTuple):
 
 
 class Weights:
-    """The tensors of one folder by name. `where` names the file for errors."""
+    """The tensors of one folder by name, which only their own class reads. `where` names the file for errors."""
 
     def __init__(self, where: str, tensors: dict[str, _Tensor]) -> None:
         self.where = where
-        self._tensors = tensors
+        self.tensors = tensors
 
     def __contains__(self, name: str) -> bool:
         """Whether there are weights of that name; integers are not weights."""
-        return name in self._tensors and _is_float(self._tensors[name].dtype)
+        return name in self.tensors and _is_float(self.tensors[name].dtype)
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of that name, of any type."""
-        return name in self._tensors
+        return name in self.tensors
 
     def get(self, name: str, shape: tuple[int, ...]) -> Floats:
         """Return the tensor as float32. Raises ModelFileError if it is absent or of another shape."""
@@ -146,7 +145,7 @@ class Weights:
 
     def integers(self, name: str) -> npt.NDArray[np.int64] | None:
         """Return a list of integers, None if absent. Raises ModelFileError for anything else."""
-        if name not in self._tensors:
+        if name not in self.tensors:
             return None
         data, dtype = self._get_any(name)
         if _is_float(dtype) or data.ndim != 1:
@@ -169,11 +168,11 @@ class Weights:
                     why = f"is {kind}, but {part.stored} is {dtype}; save the model again in one precision"
                     raise self._refuse(more, why)
                 data = np.concatenate([data, other])
-            tensors[name] = _Tensor(self._tensors[part.stored].file, dtype, part.take(data))
+            tensors[name] = _Tensor(self.tensors[part.stored].file, dtype, part.take(data))
         return Weights(self.where, tensors)
 
     def _get_any(self, name: str) -> tuple[npt.NDArray[Any], str]:
-        tensor = self._tensors.get(name)
+        tensor = self.tensors.get(name)
         if tensor is None:
             raise ModelFileError("this tensor is missing", file=self.where, key=name)
         if tensor.data is None:
@@ -191,7 +190,7 @@ class Weights:
         return data, dtype
 
     def _refuse(self, name: str, why: str) -> ModelFileError:
-        return ModelFileError(why, file=self._tensors[name].file, key=name)
+        return ModelFileError(why, file=self.tensors[name].file, key=name)
 
 
 def has_weights(folder: Path, path: str = "") -> bool:
@@ -201,25 +200,14 @@ def has_weights(folder: Path, path: str = "") -> bool:
 
 
 def open_weights(folder: Path, path: str = "") -> Weights:
-    """Open the weights in `folder / path`. Raises ModelFileError for missing, pickled or broken ones."""
+    """Open the weights in `folder / path`. Raises ModelFileError for missing or broken ones."""
     prefix = f"{path}/" if path else ""
     if is_there(folder, prefix + WEIGHTS):
         return Weights(prefix + WEIGHTS, _read_file(folder, prefix + WEIGHTS))
     index = read_object(folder, prefix + INDEX)
     if index is not None:
         return Weights(index.name, _read_shards(folder, prefix, index.object("weight_map"), index.name))
-    for name in PICKLES:
-        if is_there(folder, prefix + name):
-            raise ModelFileError(
-                "contains pickled weights, which can run code and are never loaded; use a revision with "
-                "model.safetensors, save the model again with safe_serialization=True, or install the 'convert' extra",
-                file=prefix + name,
-            )
-    raise ModelFileError(
-        "is missing; fetch the model again, or use a revision with safetensors if the author published only pickled "
-        "weights (.bin), which are never loaded",
-        file=prefix + WEIGHTS,
-    )
+    raise ModelFileError("is missing; fetch the model again", file=prefix + WEIGHTS)
 
 
 def open_file(folder: Path, name: str) -> Weights:

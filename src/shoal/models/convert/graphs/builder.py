@@ -78,9 +78,22 @@ class Graph:
         """Add an int64 scalar."""
         return self._small(f"i{value}_scalar", np.array(value, np.int64))
 
+    def indices(self, name: str, values: Sequence[int]) -> str:
+        """Add a long one-dimensional int64 constant."""
+        return self._small(name, np.array(values, np.int64))
+
     def number(self, value: float) -> str:
         """Add a float32 scalar."""
         return self._small(f"f{value!r}", np.array(value, np.float32))
+
+    def size(self, value: str, axis: int) -> str:
+        """Append the size of an axis, as int64 [1]."""
+        return self.op("Slice", self.op("Shape", value), self.integers(axis), self.integers(axis + 1))
+
+    def steps(self, value: str) -> str:
+        """Append 0, 1, 2, ... for the second axis of [b, l], as int64 [l]."""
+        length = self.op("Gather", self.op("Shape", value), self.integer(1))
+        return self.op("Range", self.integer(0), length, self.integer(1))
 
     def cast_float(self, value: str) -> str:
         return self.op("Cast", value, to=FLOAT)
@@ -98,14 +111,31 @@ class Graph:
             return self.op(kind, value, axes=[axis], keepdims=int(keep))
         return self.op(kind, value, self.integers(axis), keepdims=int(keep))
 
-    def layer_norm(self, value: str, weight: str, bias: str, epsilon: float) -> str:
+    def largest(self, value: str, count: int) -> tuple[str, str]:
+        """Append the largest values of the last axis, in descending order, and their places."""
+        from onnx import helper
+
+        self._node_count += 1
+        values, places = (f"{self._prefix}TopK_{self._node_count}_{part}" for part in ("values", "places"))
+        self.nodes.append(helper.make_node("TopK", [value, self.integers(count)], [values, places], axis=-1))
+        return values, places
+
+    def layer_norm(self, value: str, weight: str, bias: str | None, epsilon: float) -> str:
         """Normalize over the last axis, with the biased variance."""
         if self.opset >= 17:
-            return self.op("LayerNormalization", value, weight, bias, axis=-1, epsilon=epsilon)
+            shift = () if bias is None else (bias,)
+            return self.op("LayerNormalization", value, weight, *shift, axis=-1, epsilon=epsilon)
         centred = self.op("Sub", value, self.reduce("ReduceMean", value, -1, keep=True))
         variance = self.reduce("ReduceMean", self.op("Mul", centred, centred), -1, keep=True)
         scaled = self.op("Div", centred, self.op("Sqrt", self.op("Add", variance, self.number(epsilon))))
-        return self.op("Add", self.op("Mul", scaled, weight), bias)
+        scaled = self.op("Mul", scaled, weight)
+        return scaled if bias is None else self.op("Add", scaled, bias)
+
+    def rms_norm(self, value: str, weight: str, epsilon: float) -> str:
+        """Divide by the root of the mean square over the last axis."""
+        mean = self.reduce("ReduceMean", self.op("Pow", value, self.number(2.0)), -1, keep=True)
+        length = self.op("Sqrt", self.op("Add", mean, self.number(epsilon)))
+        return self.op("Mul", self.op("Mul", value, self.op("Div", self.number(1.0), length)), weight)
 
     def activate(self, kind: str, value: str) -> str:
         """Append the activation of that name (contract.types.Activation)."""

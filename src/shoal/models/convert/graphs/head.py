@@ -6,9 +6,10 @@ Everything that counts or selects positions uses integers: an engine that runs i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from shoal.models.convert.contract.types import Contract, Dense, LayerNorm, Pooling, Truncate
+from shoal.models.convert.contract.types import Contract, Dense, LayerNorm, Pooling, PoolingMode, Truncate
 from shoal.models.convert.contract.weights import open_file, open_weights
 from shoal.models.convert.graphs.builder import Graph
 from shoal.models.convert.graphs.tensors import add_matrix, add_tensor, append_layer_norm
@@ -57,8 +58,13 @@ def append_modules(graph: Graph, contract: Contract, folder: Path, pooled: str, 
 
 def _pool(graph: Graph, pooling: Pooling, tokens: str) -> str:
     mask = pooling_input(pooling)
-    parts = [_POOLINGS[mode](graph, tokens, mask) for mode in pooling.modes]
+    parts = [append_pooling(graph, mode, tokens, mask) for mode in pooling.modes]
     return parts[0] if len(parts) == 1 else graph.op("Concat", *parts, axis=-1)
+
+
+def append_pooling(graph: Graph, mode: PoolingMode, tokens: str, mask: str) -> str:
+    """Append one pooling of `tokens` [b, l, width] that `mask`, int64 [b, l], keeps: [b, width]."""
+    return _POOLINGS[mode](graph, tokens, mask)
 
 
 def _cls(graph: Graph, tokens: str, mask: str) -> str:
@@ -71,7 +77,7 @@ def _cls(graph: Graph, tokens: str, mask: str) -> str:
 
 def pick_first(graph: Graph, tokens: str, mask: str) -> str:
     """Select the token of each row at the first 1 of an int64 mask [b, l]; token 0 if there is none."""
-    steps = _steps(graph, mask)
+    steps = graph.steps(mask)
     length = graph.op("Gather", graph.op("Shape", mask), graph.integer(1))
     ahead = graph.reduce("ReduceMax", graph.op("Mul", mask, graph.op("Sub", length, steps)), 1, keep=True)
     first = graph.op("Mod", graph.op("Sub", length, ahead), length)
@@ -80,7 +86,7 @@ def pick_first(graph: Graph, tokens: str, mask: str) -> str:
 
 def _last(graph: Graph, tokens: str, mask: str) -> str:
     """The last token that the mask keeps; zeros if it keeps none."""
-    steps = _steps(graph, mask)
+    steps = graph.steps(mask)
     last = graph.reduce("ReduceMax", graph.op("Mul", mask, steps), 1, keep=True)
     kept = graph.op("Greater", mask, graph.integer(0))
     return _pick(graph, tokens, graph.op("And", graph.op("Equal", steps, last), kept))
@@ -104,11 +110,11 @@ def _mean_sqrt_len(graph: Graph, tokens: str, mask: str) -> str:
 
 def _weighted_mean(graph: Graph, tokens: str, mask: str) -> str:
     """Mean with weights 1, 2, 3, ... by position; excluded prompt tokens still count as positions."""
-    weights = graph.op("Mul", mask, graph.op("Add", _steps(graph, mask), graph.integer(1)))
+    weights = graph.op("Mul", mask, graph.op("Add", graph.steps(mask), graph.integer(1)))
     return graph.op("Div", _sum(graph, tokens, weights), _at_least_one(graph, _count(graph, weights)))
 
 
-_POOLINGS = {
+_POOLINGS: dict[PoolingMode, Callable[[Graph, str, str], str]] = {
     "cls": _cls,
     "max": _max,
     "mean": _mean,
@@ -116,12 +122,6 @@ _POOLINGS = {
     "weightedmean": _weighted_mean,
     "lasttoken": _last,
 }
-
-
-def _steps(graph: Graph, mask: str) -> str:
-    """0, 1, 2, ... as int64 [l]."""
-    length = graph.op("Gather", graph.op("Shape", mask), graph.integer(1))
-    return graph.op("Range", graph.integer(0), length, graph.integer(1))
 
 
 def _count(graph: Graph, weights: str) -> str:

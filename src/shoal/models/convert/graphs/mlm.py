@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shoal.models.convert.contract.types import Activation, Encoder, Family, Splade
+from shoal.models.convert.contract.architecture import Activation, Encoder, Family
+from shoal.models.convert.contract.types import Splade
 from shoal.models.convert.contract.weights import Weights
 from shoal.models.convert.graphs.builder import Graph
 from shoal.models.convert.graphs.encoder import tensor_prefix
-from shoal.models.convert.graphs.tensors import add_matrix, add_tensor, append_layer_norm, append_linear
+from shoal.models.convert.graphs.tensors import NormWeights, add_matrix, add_tensor, append_linear, append_norm
 
 OUTPUT = "sparse_embedding"
 
@@ -42,6 +43,7 @@ HEADS: dict[Family, MaskedHead] = {
     ),
     "roberta": _ROBERTA,
     "mpnet": _ROBERTA,
+    "modernbert": MaskedHead("head.dense", "head.norm", "decoder.weight", ("decoder.bias",), None),
     "distilbert": MaskedHead(
         "vocab_transform", "vocab_layer_norm", "vocab_projector.weight", ("vocab_projector.bias",), None
     ),
@@ -57,11 +59,16 @@ def last_layer(encoder: Encoder, splade: Splade, weights: Weights) -> tuple[str,
     head = HEADS[encoder.family]
     matrix = head.matrix
     if matrix not in weights and splade.tied:
-        matrix = f"{tensor_prefix(encoder, weights)}embeddings.word_embeddings.weight"
+        matrix = f"{tensor_prefix(encoder, weights)}{encoder.embeddings.words}.weight"
     bias = next((name for name in head.biases if name in weights), head.biases[-1])
     weights.check(matrix, (encoder.vocab_size, encoder.hidden))
     weights.check(bias, (encoder.vocab_size,))
     return matrix, bias
+
+
+def inner_activation(encoder: Encoder, splade: Splade) -> Activation:
+    """Return the activation after the head's dense layer."""
+    return splade.inner or HEADS[encoder.family].activation or encoder.shape.activation
 
 
 def build_splade(graph: Graph, encoder: Encoder, splade: Splade, weights: Weights, tokens: str) -> None:
@@ -71,9 +78,10 @@ def build_splade(graph: Graph, encoder: Encoder, splade: Splade, weights: Weight
     """
     head = HEADS[encoder.family]
     width = encoder.hidden
-    value = append_linear(graph, weights, tokens, head.dense, (width, width), f"head/{head.dense}")
-    value = graph.activate(head.activation or encoder.activation, value)
-    value = append_layer_norm(graph, weights, value, head.norm, width, encoder.norm_eps, f"head/{head.norm}")
+    name, biased = f"head/{head.dense}", splade.dense_bias
+    value = append_linear(graph, weights, tokens, head.dense, (width, width), name, bias=biased)
+    value = graph.activate(inner_activation(encoder, splade), value)
+    value = append_norm(graph, weights, value, encoder.shape.norm, NormWeights(head.norm, width, f"head/{head.norm}"))
     matrix, bias = last_layer(encoder, splade, weights)
     words = add_matrix(graph, weights, matrix, (encoder.vocab_size, width), "head/matrix")
     shift = add_tensor(graph, weights, bias, (encoder.vocab_size,), "head/bias")

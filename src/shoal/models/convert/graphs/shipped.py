@@ -22,16 +22,15 @@ from shoal.models.convert.graphs.head import POOLED, SENTENCE, TOKENS, build_hea
 from shoal.models.convert.graphs.late import build_token_heads
 from shoal.models.convert.graphs.mlm import OUTPUT as SPARSE
 from shoal.models.convert.graphs.mlm import append_splade
+from shoal.models.convert.graphs.shipped_inputs import FLOATS, Port, adapt_inputs, rename_value
 from shoal.models.manifest import is_inside
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 TOKEN_LEVEL = (TOKENS, "last_hidden_state")
-SEGMENTS = ("token_type_ids", "input_type")
-_FLOATS = {1, 10, 16}
-_INTEGERS = {6, 7}
-"""TensorProto's numbers: FLOAT, FLOAT16 and BFLOAT16; INT32 and INT64."""
+_PRESENT = "present"
+"""How names of a decoder's cache begin, as an output."""
 
 _OLDEST_OPSET = 12
 _MOST_INLINE = 16_000_000
@@ -40,31 +39,23 @@ _MOST_INLINE = 16_000_000
 Kind: TypeAlias = Literal["token-level", "pooled", "scores", "sparse", "multi"]
 
 
-class _Port(NamedTuple):
-    """An input or output: TensorProto's number of its type, and its axes, None for an axis of any size."""
-
-    name: str
-    type: int
-    shape: tuple[int | None, ...]
-
-
 class _Shape(NamedTuple):
     """Inputs and outputs of a graph file. `data` are the paths of its external weights, relative to it."""
 
-    inputs: tuple[_Port, ...]
-    outputs: tuple[_Port, ...]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
     opset: int
     data: tuple[str, ...]
 
     @property
-    def floats(self) -> list[_Port]:
-        return [port for port in self.outputs if port.type in _FLOATS]
+    def floats(self) -> list[Port]:
+        return [port for port in self.outputs if port.type in FLOATS]
 
     @property
     def output_names(self) -> str:
         return ", ".join(port.name for port in self.outputs)
 
-    def find(self, *names: str) -> _Port | None:
+    def find(self, *names: str) -> Port | None:
         """Return the first output of floats that has one of the names, in their order."""
         return next((port for name in names for port in self.floats if port.name == name), None)
 
@@ -111,7 +102,7 @@ def adapt_shipped_graph(
     if shape.opset < _OLDEST_OPSET:
         raise ModelFileError(f"opset {shape.opset} is older than {_OLDEST_OPSET}; export it again", file=name)
     adapter = _Adapter(folder, name, contract, model, shape)
-    inputs = adapter.adapt_inputs()
+    inputs = adapt_inputs(model, shape.inputs, contract, folder, name)
     ending = adapter.adapt_outputs()
     inputs = _finish(model, adapter.graph, contract, ending.outputs, inputs)
     _copy_data(folder / name, name, shape.data, target, progress)
@@ -130,28 +121,6 @@ class _Adapter:
         self._contract = contract
         self._model = model
         self._shape = shape
-
-    def adapt_inputs(self) -> tuple[str, ...]:
-        """Make every input int64 [b, l] under the name that pipelines feed; return those names."""
-        encoder, fed = self._contract.encoder, list[str]()
-        for port in self._shape.inputs:
-            name = "token_type_ids" if port.name in SEGMENTS else port.name
-            if name not in ("input_ids", "attention_mask", "token_type_ids", "position_ids"):
-                raise self._refuse("is an input that text embedding models do not have", port.name)
-            if name == "position_ids" and (encoder is None or encoder.position_offset):
-                raise self._refuse("positions of this family may not start at 0", port.name)
-            if port.type not in _INTEGERS:
-                raise self._refuse("must be of integers", port.name)
-            if any(port.shape):
-                why = f"has the fixed shape {list(port.shape)}; export it again with dynamic axes"
-                raise self._refuse(why, port.name)
-            if (name, INT64) != (port.name, port.type):
-                _adapt(self._model, port, name)
-            fed.append(name)
-        for needed in ("input_ids", "attention_mask"):
-            if needed not in fed:
-                raise self._refuse("the graph has no such input", needed)
-        return tuple(fed)
 
     def adapt_outputs(self) -> _GraphOutputs:
         """Append what is missing after the graph's own outputs."""
@@ -240,7 +209,7 @@ class _Adapter:
         kind: Kind = "token-level" if sentence is None else "pooled"
         return _GraphOutputs(kind, tuple(outputs), pooled, TOKENS if tokens is not None else "")
 
-    def _find_vectors(self) -> tuple[_Port | None, _Port | None]:
+    def _find_vectors(self) -> tuple[Port | None, Port | None]:
         """Return the output of the whole pipeline and the token vectors, None for a missing one."""
         shape, dimension = self._shape, self._contract.dimension
         sentence, tokens = shape.find(SENTENCE), shape.find(*TOKEN_LEVEL)
@@ -261,20 +230,20 @@ class _Adapter:
             self._free(name)
         return tuple(outputs)
 
-    def _expose(self, port: _Port, name: str) -> None:
+    def _expose(self, port: Port, name: str) -> None:
         """Rename the graph's value `port` to `name`, in float32."""
         if (port.name, port.type) == (name, FLOAT):
             return
         inner = f"shoal/{port.name}"
-        _rename(self._model, port.name, inner)
+        rename_value(self._model, port.name, inner)
         self._free(name)
         self.graph.op("Cast", inner, name=name, to=FLOAT)
 
     def _free(self, name: str) -> None:
         """Rename the graph's own value of that name, if it has one."""
-        _rename(self._model, name, f"shoal/own_{name}")
+        rename_value(self._model, name, f"shoal/own_{name}")
 
-    def _as_float(self, port: _Port) -> str:
+    def _as_float(self, port: Port) -> str:
         return port.name if port.type == FLOAT else self.graph.cast_float(port.name)
 
     def _refuse(self, why: str, key: str | None = None) -> ModelFileError:
@@ -318,37 +287,20 @@ def _shape(model: ModelProto) -> _Shape:
     constants = {tensor.name for tensor in model.graph.initializer}
     return _Shape(
         tuple(_port(value) for value in model.graph.input if value.name not in constants),
-        tuple(_port(value) for value in model.graph.output),
+        tuple(_port(value) for value in model.graph.output if not value.name.startswith(_PRESENT)),
         max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0),
         tuple(sorted({path for tensor in model.graph.initializer for path in _locations(tensor)})),
     )
 
 
-def _port(value: Any) -> _Port:
+def _port(value: Any) -> Port:
     kind = value.type.tensor_type
     dims = [axis.dim_value if axis.HasField("dim_value") else None for axis in kind.shape.dim]
-    return _Port(value.name, kind.elem_type, tuple(dims))
+    return Port(value.name, kind.elem_type, tuple(dims))
 
 
 def _locations(tensor: Any) -> list[str]:
     return [entry.value for entry in tensor.external_data if entry.key == "location"]
-
-
-def _adapt(model: ModelProto, port: _Port, name: str) -> None:
-    """Let readers of `port` read a Cast of the input `name` instead."""
-    from onnx import helper
-
-    inner = f"shoal/{port.name}"
-    _rename(model, port.name, inner)
-    model.graph.node.insert(0, helper.make_node("Cast", [name], [inner], to=port.type))
-    value = next(value for value in model.graph.input if value.name == port.name)
-    value.name, value.type.tensor_type.elem_type = name, INT64
-
-
-def _rename(model: ModelProto, old: str, new: str) -> None:
-    for node in model.graph.node:
-        node.input[:] = [new if value == old else value for value in node.input]
-        node.output[:] = [new if value == old else value for value in node.output]
 
 
 def _finish(
@@ -406,4 +358,4 @@ def _check_location(folder: Path, location: str, name: str) -> None:
 
 
 def _parameters(model: ModelProto) -> int:
-    return sum(prod(tensor.dims) for tensor in model.graph.initializer if tensor.data_type in _FLOATS and tensor.dims)
+    return sum(prod(tensor.dims) for tensor in model.graph.initializer if tensor.data_type in FLOATS and tensor.dims)

@@ -9,7 +9,9 @@ from typing import TypeAlias
 
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract import Contract, Dense, Encoder, LayerNorm
-from shoal.models.convert.contract.weights import has_weights, open_weights
+from shoal.models.convert.contract.adapters import open_encoder, set_task
+from shoal.models.convert.contract.spec import ADAPTERS
+from shoal.models.convert.contract.weights import has_weights
 from shoal.models.convert.graphs.builder import BuiltGraph, Graph, write_graph
 from shoal.models.convert.graphs.classifier import build_classifier
 from shoal.models.convert.graphs.encoder import build_encoder
@@ -28,7 +30,14 @@ def graph_inputs(contract: Contract) -> tuple[str, ...]:
     if contract.classifier is not None:
         segments = ("token_type_ids",) if contract.classifier.segments else ()
         return ("input_ids", "attention_mask", *segments)
-    return tuple(dict.fromkeys(("input_ids", "attention_mask", pooling_input(contract.pooling))))
+    adapters = (ADAPTERS,) if _has_tasks(contract) else ()
+    return tuple(dict.fromkeys(("input_ids", "attention_mask", pooling_input(contract.pooling), *adapters)))
+
+
+def _has_tasks(contract: Contract) -> bool:
+    """Whether each text may have a task of its own. Classifiers were trained for one."""
+    encoder = contract.encoder
+    return contract.classifier is None and encoder is not None and encoder.adapters is not None
 
 
 def can_build(folder: Path, contract: Contract) -> bool:
@@ -53,7 +62,7 @@ def build_text_graph(
     An embedder's graph ends in `sentence_embedding` (all modules) and `pooled` (before a final Normalize), float32 [b,
     dimension], and in `token_embeddings` (before the pooling), float32 [b, l, width]; a classifier's in `logits`,
     float32 [b, labels]; SPLADE's in `sparse_embedding`, float32 [b, vocabulary]. Heads over every token add their own
-    outputs. Raises ModelFileError for an unknown family, and for weights that are missing, pickled or do not fit the
+    outputs. Raises ModelFileError for an unknown family, and for weights that are missing or do not fit the
     configuration.
     """
     graph = Graph()
@@ -69,11 +78,12 @@ def build_text_graph(
 
 
 def _over_encoder(graph: Graph, contract: Contract, encoder: Encoder, folder: Path) -> Outputs:
-    weights = open_weights(folder, contract.encoder_path)
-    classifier, splade = contract.classifier, contract.splade
-    tokens = build_encoder(graph, encoder, weights, segments=classifier is not None and classifier.segments)
+    tasks, classifier, splade = _has_tasks(contract), contract.classifier, contract.splade
+    weights = open_encoder(folder, contract.encoder_path, set_task(encoder, None) if tasks else encoder)
+    segments = classifier is not None and classifier.segments
+    tokens = build_encoder(graph, encoder, weights, segments=segments, tasks=tasks)
     if classifier is not None:
-        build_classifier(graph, classifier, weights, tokens, encoder.hidden)
+        build_classifier(graph, encoder, classifier, weights, tokens)
         return [(classifier.spec.output, (len(classifier.spec.labels),))]
     if splade is not None:
         build_splade(graph, encoder, splade, weights, tokens)

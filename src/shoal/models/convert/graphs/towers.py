@@ -6,27 +6,18 @@ follows is never seen. SigLIP attends to its padding and needs the right amount 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from shoal.models.convert.contract.architecture import Layer
 from shoal.models.convert.contract.tower_types import TEXT_EMBEDS, TextTower, Towers
 from shoal.models.convert.contract.tower_weights import open_tower_weights
 from shoal.models.convert.graphs.builder import BuiltGraph, Graph, write_graph
+from shoal.models.convert.graphs.encoder import signed_distances
 from shoal.models.convert.graphs.head import pick_first
-from shoal.models.convert.graphs.layers import MASKED, LayerNames, Layers
+from shoal.models.convert.graphs.layers import MASKED, Layers
 from shoal.models.convert.graphs.tensors import add_matrix
 
-TOWER_STEM = "encoder.layers"
-TOWER_LAYER = LayerNames(
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.out_proj",
-    "layer_norm1",
-    "mlp.fc1",
-    "mlp.fc2",
-    "layer_norm2",
-)
 _IDS = "input_ids"
 
 
@@ -37,13 +28,13 @@ def build_text_tower(
     *,
     progress: Callable[[float], None] | None = None,
 ) -> BuiltGraph:
-    """Write the text tower's graph to `path`. Raises ModelFileError for weights that are missing, pickled or do not fit
+    """Write the text tower's graph to `path`. Raises ModelFileError for weights that are missing or do not fit
     the configuration."""
     graph, weights = Graph(), open_tower_weights(folder, towers)
-    layers = Layers(graph, towers.text, weights, "text_model.")
+    layers = Layers(graph, towers.text.shape, weights, "text_model.")
     value = _embeddings(layers, towers.text)
     bias = _causal(graph) if towers.family == "clip" else None
-    value = append_layers(layers, value, towers.text.layers, bias)
+    value = append_layers(layers, value, towers.text.blocks, bias)
     if towers.family == "clip":
         pooled = layers.norm(pick_first(graph, value, _ends(graph, towers.text)), "final_layer_norm")
         embeds = project(layers, pooled, "text_projection", towers.dimension)
@@ -60,16 +51,16 @@ def build_text_tower(
     )
 
 
-def append_layers(layers: Layers, value: str, count: int, bias: str | None = None) -> str:
-    """Append a tower's layers, with the norms before each part."""
-    for layer in range(count):
-        value = layers.layer(value, bias, f"{TOWER_STEM}.{layer}.", TOWER_LAYER, pre_norm=True)
+def append_layers(layers: Layers, value: str, blocks: Sequence[Layer], bias: str | None = None) -> str:
+    """Append a tower's layers."""
+    for block in blocks:
+        value = layers.layer(value, block, bias)
     return value
 
 
 def project(layers: Layers, value: str, name: str, dimension: int) -> str:
     """Append CLIP's map into the space of both towers; its weights are beside the towers and have no bias."""
-    weight, shape = f"{name}.weight", (dimension, layers.sizes.hidden)
+    weight, shape = f"{name}.weight", (dimension, layers.shape.hidden)
     return layers.graph.op("MatMul", value, add_matrix(layers.graph, layers.weights, weight, shape, weight))
 
 
@@ -77,16 +68,14 @@ def _embeddings(layers: Layers, tower: TextTower) -> str:
     graph = layers.graph
     words = layers.constant("embeddings.token_embedding.weight", (tower.vocab_size, tower.hidden))
     positions = layers.constant("embeddings.position_embedding.weight", (tower.max_positions, tower.hidden))
-    length = graph.op("Slice", graph.op("Shape", _IDS), graph.integers(1), graph.integers(2))
+    length = graph.size(_IDS, 1)
     rows = graph.op("Slice", positions, graph.integers(0), length, graph.integers(0))
     return graph.op("Add", graph.op("Gather", words, _IDS), rows)
 
 
 def _causal(graph: Graph) -> str:
     """MASKED where a key comes after the query, [l, l]."""
-    length = graph.op("Gather", graph.op("Shape", _IDS), graph.integer(1))
-    steps = graph.op("Range", graph.integer(0), length, graph.integer(1))
-    ahead = graph.op("Greater", graph.unsqueeze(steps, 0), graph.unsqueeze(steps, 1))
+    ahead = graph.op("Greater", signed_distances(graph), graph.integer(0))
     return graph.op("Mul", graph.cast_float(ahead), graph.number(MASKED))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.models.convert.contract.tower_types import IMAGE_EMBEDS, PIXELS, ImageTower, Towers
+from shoal.models.convert.contract.tower_types import IMAGE_EMBEDS, PIXELS, PROBE_MLP, ImageTower, Towers
 from shoal.models.convert.contract.tower_weights import open_tower_weights
 from shoal.models.convert.contract.weights import Floats
 from shoal.models.convert.graphs.builder import BuiltGraph, Graph, write_graph
@@ -24,10 +24,10 @@ def build_image_tower(
     *,
     progress: Callable[[float], None] | None = None,
 ) -> BuiltGraph:
-    """Write the image tower's graph to `path`. Raises ModelFileError for weights that are missing, pickled or do not
+    """Write the image tower's graph to `path`. Raises ModelFileError for weights that are missing or do not
     fit the configuration."""
     graph, tower = Graph(), towers.image
-    layers = Layers(graph, tower, open_tower_weights(folder, towers), "vision_model.")
+    layers = Layers(graph, tower.shape, open_tower_weights(folder, towers), "vision_model.")
     embeds = _clip(layers, tower, towers.dimension) if towers.family == "clip" else _siglip(layers, tower)
     graph.op("Identity", embeds, name=IMAGE_EMBEDS)
     return write_graph(
@@ -53,10 +53,10 @@ def _clip(layers: Layers, tower: ImageTower, dimension: int) -> str:
         (1, 1, tower.hidden),
         lambda: (weights.get(own, shape[1:]) + weights.get(table, shape)[0])[None, None],
     )
-    many = graph.op("Slice", graph.op("Shape", PIXELS), graph.integers(0), graph.integers(1))
+    many = graph.size(PIXELS, 0)
     firsts = graph.op("Expand", first, graph.op("Concat", many, graph.integers(1, tower.hidden), axis=0))
     value = graph.op("Concat", firsts, graph.op("Add", patches, rows), axis=1)
-    value = append_layers(layers, layers.norm(value, "pre_layrnorm"), tower.layers)
+    value = append_layers(layers, layers.norm(value, "pre_layrnorm"), tower.blocks)
     pooled = layers.norm(graph.op("Gather", value, graph.integer(0), axis=1), "post_layernorm")
     return project(layers, pooled, "visual_projection", dimension)
 
@@ -66,9 +66,9 @@ def _siglip(layers: Layers, tower: ImageTower) -> str:
     graph = layers.graph
     rows = layers.constant("embeddings.position_embedding.weight", (tower.patches, tower.hidden))
     value = graph.op("Add", _patches(layers, tower, bias=True), rows)
-    value = layers.norm(append_layers(layers, value, tower.layers), "post_layernorm")
+    value = layers.norm(append_layers(layers, value, tower.blocks), "post_layernorm")
     value = _attend_probe(layers, tower, value)
-    inner = layers.feed_forward(layers.norm(value, "head.layernorm"), "head.mlp.fc1", "head.mlp.fc2")
+    inner = layers.feed_forward(layers.norm(value, "head.layernorm"), PROBE_MLP)
     return graph.op("Gather", graph.op("Add", inner, value), graph.integer(0), axis=1)
 
 

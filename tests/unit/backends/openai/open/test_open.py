@@ -160,6 +160,25 @@ class TestFacts:
         assert (await opened(tasks=("generate",))).facts.context_tokens == tokens
         assert (await opened(tasks=("generate",), context_tokens=77)).facts.context_tokens == 77
 
+    @pytest.mark.parametrize(
+        ("listed", "sees"),
+        [
+            ({}, False),
+            ({"vision": True}, True),
+            ({"architecture": {"input_modalities": ["text", "image"]}}, True),
+            ({"capabilities": {"vision": True}}, True),
+            ({"vision": 1, "architecture": {"input_modalities": "image"}, "capabilities": ["vision"]}, False),
+        ],
+    )
+    async def test_images_in_chats(
+        self, server: FakeUpstream, opened: Open, listed: dict[str, Any], sees: bool
+    ) -> None:
+        server.models[0] |= listed
+        assert (await opened(tasks=("generate",))).facts.details.get("vision", False) == sees
+        assert "vision" not in (await opened(tasks=("generate",), vision=False)).facts.details
+        assert (await opened(tasks=("generate",), vision=True)).facts.details["vision"]
+        assert "vision" not in (await opened(tasks=("embed",), vision=True)).facts.details
+
     async def test_another_space_for_another_prompt(self, opened: Open) -> None:
         one = await opened(tasks=("embed",))
         other = await opened(tasks=("embed",), prompts={"q": "query: "})
@@ -239,6 +258,12 @@ class TestGeneration:
         runner = await opened(tasks=("generate",), settings=settings, sampling={"top_k": 4})
         await chat(runner, raw=("openai.chat", fields_of(b'{"model":"m","messages":[1],"priority":2}')))
         assert server.requests[-1].json == {"model": "up/model", "messages": [1], "top_k": 4, "max_tokens": 9}
+
+    async def test_servers_whose_responses_are_translated(self, opened: Open, tmp_path: Path) -> None:
+        """Then nothing may be sent on that only such a server understands."""
+        assert "openai.responses" in (await opened(tasks=("generate",))).facts.passes
+        settings = Settings(home=str(tmp_path), translate_responses=True)
+        assert "openai.responses" not in (await opened(tasks=("generate",), settings=settings)).facts.passes
 
     async def test_how_long_a_first_piece_may_take(self, opened: Open, tmp_path: Path) -> None:
         """A replica is judged by the gateway's first-token timeout."""

@@ -31,14 +31,16 @@ from shoal.pipelines.text.pairs import PairPipeline
 from shoal.pipelines.text.tokenizer import read_tokenizer
 from shoal.pipelines.text.tokens import TextPipeline
 from shoal.specs import TextSpec
-from shoal.types import Classify, Embed, Embedded, VectorKind
+from shoal.types import Classify, Embed, Embedded, Rerank, VectorKind
 from tests.fakes import triton_codec
 from tests.fakes.triton import FakeModel, FakeTriton, Refused, reply
 from tests.fixtures.tiny_llama import write_tokenizer
 from tests.unit.backends.triton.open.kit import Open, requests_of, soon, token_model, until
 from tests.unit.models.checkpoints import HIDDEN, checkpoint, dense
 from tests.unit.models.classifiers import classifier
+from tests.unit.models.family_checkpoints import family_checkpoint
 from tests.unit.models.head_checkpoints import m3, native, pylate, splade, static
+from tests.unit.models.scoring_checkpoints import answering_checkpoint
 
 
 def with_dense(folder: Path) -> Path:
@@ -57,6 +59,8 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "static": static,
     "dense": with_dense,
     "plain": checkpoint,
+    "tasks": lambda folder: family_checkpoint(folder, "jina-v3"),
+    "answers": lambda folder: answering_checkpoint(folder, "qwen3"),
 }
 
 
@@ -126,6 +130,8 @@ class TestEntries:
             ("pylate", ("embed",), ("multi",)),
             ("static", ("embed",), ("dense",)),
             ("dense", ("embed",), ("dense", "tokens")),
+            ("tasks", ("embed",), ("dense", "tokens")),
+            ("answers", ("rerank", "classify"), ()),
         ],
     )
     async def test_facts_are_those_of_the_store(
@@ -146,9 +152,42 @@ class TestEntries:
         assert facts.labels == (spec.score.labels if spec.score else ())
         assert (facts.dimension or 0, facts.max_input_tokens) == (spec.dimension, spec.max_tokens)
         assert facts.space == stored_space(stored)
+        assert facts.embedding_tasks == spec.embedding_tasks
+        assert facts.takes_instruction == (name == "answers")
         assert isinstance(runner.lane.pipeline, PairPipeline if spec.score else TextPipeline)
         assert runner.lane.pipeline.spec == spec
-        assert facts.verified == f"4 {'pairs' if name == 'cross' else 'texts'} answered, all finite"
+        assert facts.verified == f"4 {'pairs' if name in ('cross', 'answers') else 'texts'} answered, all finite"
+
+    async def test_each_text_gets_the_adapter_of_its_task(
+        self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup]
+    ) -> None:
+        """By name, by role, by the default prompt of the table. A graph without the input has no tasks."""
+        assert made["tasks"].spec.embedding_tasks == ("retrieval.query", "text-matching")
+        triton.add(written(made["tasks"]))
+        runner = await opened("m", stored=made["tasks"].stored, table=ModelTable(default_prompt_name="text-matching"))
+        wishes: list[tuple[dict[str, Any], int]] = [
+            ({"prompt_name": "text-matching"}, 2),
+            ({"input_type": "query"}, 1),
+            ({"input_type": "document"}, 0),
+            ({}, 2),
+        ]
+        found = []
+        for wish, number in wishes:
+            found.append((await embed(runner, "fish", outputs=("dense",), **wish)).vectors[0])
+            sent = triton_codec.read_inputs(requests_of(triton, "ModelInfer")[-1])["adapter_ids"]
+            assert set(sent.ravel().tolist()) == {number}
+        assert np.array_equal(found[0], found[3]) and not np.allclose(found[0], found[1], atol=1e-3)
+        triton.add(token_model("folded", HIDDEN))
+        assert (await opened("folded", stored=made["tasks"].stored)).facts.embedding_tasks == ()
+
+    async def test_an_instruction_changes_the_scores(
+        self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup]
+    ) -> None:
+        triton.add(written(made["answers"]))
+        runner = await opened("m", stored=made["answers"].stored)
+        tasks = [Rerank(model="m", queries=["a"], documents=["fish"], instruction=one) for one in (None, "a b", "fish")]
+        plain, other, default = [float((await runner.run(task, soon())).scores[0, 0]) for task in tasks]
+        assert plain == default != other
 
     async def test_only_requested_outputs_are_fetched(
         self, triton: FakeTriton, opened: Open, made: dict[str, ModelSetup]

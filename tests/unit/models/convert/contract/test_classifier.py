@@ -128,7 +128,7 @@ def test_settings_that_change_scores_are_refused(tmp_path: Path, changes: dict[s
 
 def test_an_architecture_without_a_graph_is_refused(tmp_path: Path) -> None:
     """By its own key, as for embedders, unless it ships a graph."""
-    changes = {"model_type": "deberta-v2", "architectures": ["DebertaV2ForSequenceClassification"]}
+    changes = {"model_type": "xlnet", "architectures": ["XLNetForSequenceClassification"]}
     folder = classifier(tmp_path, config=changes)
     with pytest.raises(ModelFileError, match="model_type"):
         read_contract(folder)
@@ -143,6 +143,7 @@ def test_an_architecture_without_a_graph_is_refused(tmp_path: Path) -> None:
         ({}, True),
         ({"tokenizer_class": "BertTokenizerFast"}, True),
         ({"tokenizer_class": "XLMRobertaTokenizer"}, False),
+        ({"tokenizer_class": "AlbertTokenizer"}, False),
         ({"tokenizer_class": "TokenizersBackend"}, False),
         ({"model_input_names": ["input_ids", "attention_mask"]}, False),
         ({"model_input_names": ["input_ids", "token_type_ids"]}, True),
@@ -167,10 +168,11 @@ def test_without_a_tokenizer_config_segments_are_given(tmp_path: Path) -> None:
     assert head(folder).segments
 
 
-def test_an_embedding_size_of_its_own_is_refused(tmp_path: Path) -> None:
-    """ELECTRA's small models have a projection that no Shoal graph supports."""
-    with pytest.raises(ModelFileError, match="embedding_size"):
-        read_contract(classifier(tmp_path, "electra", config={"embedding_size": 8}))
+def test_tables_of_their_own_width_are_projected(tmp_path: Path) -> None:
+    """As in ELECTRA's small models; the head's width is the hidden size."""
+    encoder = read_contract(classifier(tmp_path, "electra", config={"embedding_size": 8})).encoder
+    assert encoder is not None
+    assert (encoder.embeddings.width, encoder.embeddings.projection) == (8, "embeddings_project")
 
 
 class TestLabels:

@@ -194,7 +194,7 @@ def test_prompts(tmp_path: Path) -> None:
 
 
 REFUSED_CONFIG = [
-    ({"model_type": "albert"}, "model_type"),
+    ({"model_type": "xlnet"}, "model_type"),
     ({"model_type": None}, "model_type"),
     ({"hidden_act": "mish"}, "hidden_act"),
     ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
@@ -365,7 +365,7 @@ def test_broken_json_is_named(tmp_path: Path, content: str) -> None:
 
 def test_an_unknown_architecture_may_ship_its_graph(tmp_path: Path) -> None:
     """No encoder is built; everything else is read as usual."""
-    checkpoint(tmp_path, config={"model_type": "modernbert"})
+    checkpoint(tmp_path, config={"model_type": "xlnet"})
     (tmp_path / "onnx").mkdir()
     (tmp_path / "onnx" / "model.onnx").write_bytes(b"")
     contract = read_contract(tmp_path)

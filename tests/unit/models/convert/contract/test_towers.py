@@ -181,6 +181,11 @@ class TestSiglip:
     [
         ({"model_type": "siglip2"}, "model_type: 'siglip2' accepts images of any shape"),
         (
+            {"model_type": "jina_clip", "auto_map": {}},
+            "model_type: 'jina_clip' has towers of its own, which Shoal does not build; use ",
+        ),
+        ({"model_type": "qwen2_5_vl"}, "model_type: 'qwen2_5_vl' is a language model that sees, without towers; use "),
+        (
             {"model_type": "altclip"},
             "model_type: 'altclip' is not supported as an image tower: Shoal builds clip and siglip",
         ),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from shoal.errors import ModelFileError
-from shoal.models.convert.contract.weights import _MAX_HEADER, _MAX_TENSORS, Weights, has_weights, open_weights
+from shoal.models.convert.contract.weights import _MAX_HEADER, _MAX_TENSORS, Weights, open_weights
 from shoal.types import Array
 from tests.unit.models.checkpoints import save_bfloat16
 
@@ -73,16 +73,6 @@ def test_broken_indexes_are_refused(tmp_path: Path, places: dict[str, str], file
     with pytest.raises(ModelFileError) as caught:
         open_weights(tmp_path)
     assert (caught.value.file, caught.value.key) == (file, key)
-
-
-def test_pickled_weights_are_never_read(tmp_path: Path) -> None:
-    """The message states the alternative."""
-    (tmp_path / "2_Dense").mkdir()
-    (tmp_path / "2_Dense" / "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    assert not has_weights(tmp_path, "2_Dense")
-    with pytest.raises(ModelFileError, match=r"never loaded; use a revision with model\.safetensors") as caught:
-        open_weights(tmp_path, "2_Dense")
-    assert caught.value.file == "2_Dense/pytorch_model.bin"
 
 
 def test_no_weights_at_all(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_of_several_outputs_logits_is_taken(tmp_path: Path) -> None:
 
 def test_a_width_that_config_states_is_no_matter(tmp_path: Path) -> None:
     """A shipped classifier of an unknown architecture needs only labels and lengths."""
-    changes = {"model_type": "deberta-v2", "architectures": ["DebertaV2ForSequenceClassification"]}
+    changes = {"model_type": "xlnet", "architectures": ["XLNetForSequenceClassification"]}
     folder = classifier(tmp_path, labels=2, config=changes | {"hidden_size": None, "num_attention_heads": HIDDEN})
     ship(folder)
     assert take(folder)[0].kind == "scores"

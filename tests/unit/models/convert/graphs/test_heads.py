@@ -262,7 +262,7 @@ def test_heads_need_token_vectors(tmp_path: Path) -> None:
 def test_late_interaction_behind_a_shipped_encoder(tmp_path: Path, half: bool) -> None:
     """An architecture that Shoal does not build may ship its encoder."""
     folder = pylate(tmp_path)
-    edit(folder / "config.json", model_type="modernbert")
+    edit(folder / "config.json", model_type="xlnet")
     ship(folder, half=half, opset=12)
     kind, run = taken(folder)
     layer = load_file(folder / "1_Dense" / "model.safetensors")["linear.weight"]
@@ -275,7 +275,7 @@ def test_shipped_vectors_that_were_projected_already_are_refused(tmp_path: Path)
     """Their size shows it."""
     folder = pylate(tmp_path)
     dense(folder, "1_Dense", HIDDEN * 2, WIDTH, activation="Identity", bias=False)
-    edit(folder / "config.json", model_type="modernbert", hidden_size=HIDDEN * 2)
+    edit(folder / "config.json", model_type="xlnet", hidden_size=HIDDEN * 2)
     ship(folder)
     with pytest.raises(ModelFileError, match="but 1_Dense expects 32"):
         taken(folder)
@@ -329,7 +329,7 @@ def ship_logits(folder: Path, *, opset: int = 14, words: int = SIZE, name: str =
 def test_splade_behind_shipped_logits(tmp_path: Path, opset: int, strategy: str) -> None:
     """Only the pooling is appended."""
     folder = splade(tmp_path, pooling={"pooling_strategy": strategy})
-    edit(folder / "config.json", model_type="modernbert")
+    edit(folder / "config.json", model_type="xlnet")
     table = ship_logits(folder, opset=opset)
     kind, run = taken(folder)
     assert kind == "sparse"
@@ -340,7 +340,7 @@ def test_splade_behind_shipped_logits(tmp_path: Path, opset: int, strategy: str)
 def test_other_outputs_are_no_logits(tmp_path: Path, change: dict[str, Any]) -> None:
     """A SPLADE model needs one logit per vocabulary entry."""
     folder = splade(tmp_path)
-    edit(folder / "config.json", model_type="modernbert")
+    edit(folder / "config.json", model_type="xlnet")
     ship_logits(folder, **change)
     with pytest.raises(ModelFileError) as caught:
         taken(folder)

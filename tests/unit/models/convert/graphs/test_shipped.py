@@ -17,6 +17,7 @@ from shoal.models.convert.graphs.shipped import ShippedGraph, adapt_shipped_grap
 from shoal.types import Array
 from tests.unit.models.checkpoints import HIDDEN, MEAN, checkpoint, dense, layer_norm, vocabulary
 from tests.unit.models.engines import RUNS, onnxruntime_run
+from tests.unit.models.head_checkpoints import edit
 
 NAME = "onnx/model.onnx"
 TABLE = np.random.default_rng(3).standard_normal((len(vocabulary("bert")), HIDDEN)).astype(np.float32)
@@ -261,15 +262,116 @@ def test_graphs_that_are_refused(tmp_path: Path, change: dict[str, Any], key: st
     assert (caught.value.file, caught.value.key) == (NAME, key)
 
 
-def test_positions_of_families_that_do_not_start_at_zero_are_refused(tmp_path: Path) -> None:
-    """RoBERTa's positions start after the padding id, but a pipeline would feed 0, 1, 2."""
-    ports = [IDS_PORT, MASK_PORT, ("position_ids", TensorProto.INT64, DYNAMIC)]
-    ship(checkpoint(tmp_path / "bert"), inputs=ports)
-    assert take(tmp_path / "bert")[1].inputs[-1] == "position_ids"
-    ship(checkpoint(tmp_path / "roberta", "roberta"), inputs=ports)
-    with pytest.raises(ModelFileError) as caught:
-        take(tmp_path / "roberta")
+POSITIONS_PORT = ("position_ids", TensorProto.INT64, DYNAMIC)
+
+
+@pytest.mark.parametrize("engine", RUNS)
+@pytest.mark.parametrize(("kind", "first"), [("bert", 0), ("roberta", 2)])
+def test_positions_start_where_the_family_starts(tmp_path: Path, kind: str, first: int, engine: str) -> None:
+    """Pipelines feed 0, 1, 2; RoBERTa's positions start after the padding id. This graph adds them to its vectors."""
+    folder = checkpoint(tmp_path, kind, after=())
+    ship(folder, inputs=[IDS_PORT, MASK_PORT, POSITIONS_PORT])
+    _, taken, target = take(folder)
+    assert taken.inputs[-1] == "position_ids"
+    positions = np.broadcast_to(np.arange(6), IDS.shape)
+    feeds = {"input_ids": IDS, "attention_mask": MASK, "position_ids": positions}
+    got = RUNS[engine](target)(feeds, ("token_embeddings",))["token_embeddings"]
+    assert np.abs(got - (TABLE[IDS] + positions[..., None] + first)).max() < 1e-5
+
+
+def test_positions_of_unknown_architectures(tmp_path: Path) -> None:
+    """Rotary positions are relative; others may start anywhere."""
+    folder = decoder(tmp_path)
+    assert "position_ids" in take(folder)[1].inputs
+    edit(folder / "config.json", rope_theta=None)
+    edit(folder / "config.json", rope_parameters={"rope_theta": 1e6})
+    assert "position_ids" in take(folder)[1].inputs
+    (folder / "config.json").write_text('{"model_type": "novel", "hidden_size": 16, "max_position_embeddings": 40}')
+    with pytest.raises(ModelFileError, match="may not start at 0; use a graph without this input") as caught:
+        take(folder)
     assert caught.value.key == "position_ids"
+
+
+def decoder(
+    folder: Path, *, cache: Sequence[str | int] = ("b", 2, "past", 4), half: bool = False, branch: bool = False
+) -> Path:
+    """A decoder's graph as optimum exports it: positions, a cache in and out. It adds the cache's length, which is
+    nothing, and the sum of its first keys to every token."""
+    checkpoint(folder, after=())
+    (folder / "config.json").write_text(
+        '{"model_type": "novel", "hidden_size": 16, "max_position_embeddings": 40, "rope_theta": 1000000.0}'
+    )
+    ship(folder, inputs=[IDS_PORT, MASK_PORT, POSITIONS_PORT], half=half)
+    model = onnx.load(folder / NAME)
+    kind, body = TensorProto.FLOAT16 if half else TensorProto.FLOAT, model.graph
+    for name in ("past_key_values.0.key", "past_key_values.0.value"):
+        body.input.append(helper.make_tensor_value_info(name, kind, cache))
+        body.output.append(helper.make_tensor_value_info(name.replace("past_key_values", "present"), kind, cache))
+        zeros = helper.make_tensor("", kind, [1], [1.0])
+        body.node.extend(
+            [
+                helper.make_node("Shape", ["input_ids"], [f"{name}_s"]),
+                helper.make_node("Gather", [f"{name}_s", "zero"], [f"{name}_b"], axis=0),
+                helper.make_node("Concat", [f"{name}_b", "sizes"], [f"{name}_n"], axis=0),
+                helper.make_node("ConstantOfShape", [f"{name}_n"], [f"{name}_new"], value=zeros),
+                helper.make_node("Concat", [name, f"{name}_new"], [name.replace("past_key_values", "present")], axis=2),
+            ]
+        )
+    body.initializer.append(numpy_helper.from_array(np.array([0]), "zero"))
+    body.initializer.append(numpy_helper.from_array(np.array([2, 1, 4]), "sizes"))
+    last = next(node for node in body.node if node.output[0] == "last_hidden_state")
+    source = last.input[0]
+    body.node.remove(last)
+    body.node.extend(
+        [
+            helper.make_node("ReduceSum", ["present.0.key", "axes"], ["seen"], keepdims=0),
+            helper.make_node("Unsqueeze", ["seen", "axes_12"], ["seen_3"]),
+            helper.make_node("Add", [source, "seen_3"], ["last_hidden_state"]),
+        ]
+    )
+    body.initializer.append(numpy_helper.from_array(np.array([1, 2, 3]), "axes"))
+    body.initializer.append(numpy_helper.from_array(np.array([1, 2]), "axes_12"))
+    if branch:
+        body.input.append(helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]))
+    onnx.save(model, folder / NAME)
+    return folder
+
+
+@pytest.mark.parametrize("engine", RUNS)
+@pytest.mark.parametrize("half", [False, True])
+def test_a_decoders_cache_is_empty(tmp_path: Path, half: bool, engine: str) -> None:
+    """Its inputs are fed nothing of the batch's size, and its outputs dropped."""
+    folder = decoder(tmp_path, half=half, branch=True)
+    _, taken, target = take(folder)
+    assert taken.inputs == ("input_ids", "attention_mask", "position_ids")
+    model = onnx.load(target)
+    assert [value.name for value in model.graph.input] == list(taken.inputs)
+    assert not [value.name for value in model.graph.output if "present" in value.name]
+    positions = np.broadcast_to(np.arange(6), IDS.shape)
+    feeds = {"input_ids": IDS, "attention_mask": MASK, "position_ids": positions}
+    got = RUNS[engine](target)(feeds, ("token_embeddings",))["token_embeddings"]
+    # Keys of this call alone: 2 heads of 4 ones.
+    assert np.abs(got - (TABLE[IDS] + positions[..., None] + 8)).max() < (0.02 if half else 1e-5)
+
+
+@pytest.mark.parametrize("cache", [("b", "heads", "past", 4), ("b", 2, "past"), ("b", 2, "past", "width")])
+def test_a_cache_of_unknown_size_is_refused(tmp_path: Path, cache: Sequence[str | int]) -> None:
+    with pytest.raises(ModelFileError, match="export the graph without a cache") as caught:
+        take(decoder(tmp_path, cache=cache))
+    assert caught.value.key == "past_key_values.0.key"
+
+
+def test_a_decoder_without_token_vectors_is_refused(tmp_path: Path) -> None:
+    """A graph for generation ends in logits; the error names what it has, without the cache."""
+    folder = decoder(tmp_path)
+    model = onnx.load(folder / NAME)
+    for value in [*model.graph.output]:
+        value.name = "logits" if value.name == "last_hidden_state" else value.name
+    for node in model.graph.node:
+        node.output[:] = ["logits" if name == "last_hidden_state" else name for name in node.output]
+    onnx.save(model, folder / NAME)
+    with pytest.raises(ModelFileError, match="returns logits, but neither"):
+        take(folder)
 
 
 def test_another_dimension_is_refused(tmp_path: Path) -> None:
