@@ -4,6 +4,7 @@ imports nor skips anything."""
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -24,10 +25,15 @@ TRITONCLIENT = all(find_spec(name) is not None for name in ("tritonclient", "gev
 """Whether both of its transports are there: without gevent it has none over HTTP."""
 
 AVAILABLE = {
+    "test_agents.py": find_spec("agents") is not None and shutil.which("npm") is not None,
+    "test_anthropic.py": find_spec("anthropic") is not None,
+    "test_claude_code.py": find_spec("anthropic") is not None and shutil.which("npm") is not None,
     "test_infinity.py": find_spec("infinity_client") is not None,
     "test_langchain.py": find_spec("langchain_openai") is not None,
     "test_llama_index.py": find_spec("llama_index") is not None,
     "test_nvidia.py": find_spec("langchain_nvidia_ai_endpoints") is not None,
+    "test_openai_agents.py": find_spec("agents") is not None,
+    "test_required_tools.py": all(find_spec(name) for name in ("agents", "pydantic_ai", "openvino_genai")),
     "test_openai_1.py": version("openai").startswith("1."),
     "test_tritonclient.py": TRITONCLIENT,
     "test_tritonclient_outputs.py": TRITONCLIENT,

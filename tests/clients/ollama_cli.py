@@ -2,9 +2,9 @@
 
     python -m tests.clients.ollama_cli PATH/TO/ollama
 
-A script, not a test of the suite, because no package index has the client ready to run: build it from its repository
-with Go and a C++ compiler. It runs the client as a user does, with and without a terminal, prints its output, and exits
-with 1 if that is not as expected. The default model must be in the store, or downloadable.
+A script, not a test of the suite, because no package index has the client ready to run: `make test-ollama` builds
+it. It runs the client as a user does, with and without a terminal, prints its output, and exits with 1 if that is not
+as expected. The default model must be in the store, or downloadable.
 """
 
 from __future__ import annotations

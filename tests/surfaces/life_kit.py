@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -38,12 +39,13 @@ class Scripted:
     runners: dict[str, RecordingRunner] = field(default_factory=dict)
 
     def resolve(self, name: str, options: LoadOptions) -> Plan:
-        served = name.removeprefix("hf:").partition("@")[0]
+        address = name.removeprefix("hf:").partition("@")[0]
+        served = re.sub(r":(?=[QF]\d)", "-", address)  # a quantization
         try:
             check_name(served)
         except AddressError as error:
             raise InvalidValue(error.message, param="model") from None
-        return Plan(name=served, source=f"hf:{served}", backend=options.backend or "local", options=options)
+        return Plan(name=served, source=f"hf:{address}", backend=options.backend or "local", options=options)
 
     async def fetch(self, plan: Plan, report: ProgressReporter) -> FetchResult:
         report("downloading model.onnx", 30.0, 120.0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from shoal.core.gateway import Gateway
 from shoal.core.protocols import Operation
+from shoal.core.recording import RequestLog, Tracer
 from shoal.core.registry import Registry
 from shoal.errors import ShoalError
 from shoal.http.errors import OpenAIError, render_error
@@ -18,12 +19,13 @@ from tests.surfaces.surface_kit import MODEL, Answer, request_scope, serve
 from tests.surfaces.surface_kit import Exchange as Exchanged
 
 ASK = {"input": "ab", "model": MODEL}
+TRACEPARENT = f"00-{'1' * 32}-{'2' * 16}-01"
 PUBLIC = {"/health", "/v1/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready"}
 
 
 def test_public_routes_are_few() -> None:
     """Only the health routes are public."""
-    server = serve(metrics=lambda: b"")
+    server = serve(metrics=lambda _: b"")
     public = {route.operation.path for route in server.app.routes.all if route.operation.access == "public"}
     assert public == PUBLIC
 
@@ -31,7 +33,7 @@ def test_public_routes_are_few() -> None:
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Basic a2V5"}])
 async def test_every_route_requires_a_key(headers: dict[str, str]) -> None:
     """Every route answers 401 without a key, in its dialect, before it reads a body."""
-    server = serve(metrics=lambda: b"", api_key=("key",))
+    server = serve(metrics=lambda _: b"", api_key=("key",))
     walked = 0
     for route in server.app.routes.all:
         operation = route.operation
@@ -152,7 +154,7 @@ async def test_pages_of_other_sites(headers: dict[str, str], status: int, host: 
 async def test_no_route_works_for_pages_of_other_sites() -> None:
     """Every route except GET and health answers 403 in its dialect before it reads a body, also without a content type,
     which browsers send without a preflight."""
-    server = serve(metrics=lambda: b"")
+    server = serve(metrics=lambda _: b"")
     walked = 0
     for route in server.app.routes.all:
         operation = route.operation
@@ -323,6 +325,7 @@ ADMIN = {
     *("GET /jobs/{id:path}", "POST /v1/models/{id:path}/load", "POST /v1/models/{id:path}/unload"),
     *("DELETE /v1/models/{id:path}", "POST /models/load", "POST /models/unload", "DELETE /models"),
     *("POST /api/pull", "DELETE /api/delete", "POST /load_clip_model", "POST /load_model"),
+    "GET /v1/requests/{id:path}",
     *("POST /v2/repository/models/{id:path}/load", "POST /v2/repository/models/{id:path}/unload"),
 }
 BODIES = {
@@ -335,12 +338,60 @@ BODIES = {
 }
 
 
+class TrustingTracer:
+    """Notes whether the caller of each request is trusted."""
+
+    trace = ""
+
+    def __init__(self) -> None:
+        self.trusted: list[bool] = []
+
+    def begin_request(self, *arguments: object, trusted: bool, **options: object) -> TrustingTracer:
+        self.trusted.append(trusted)
+        return self
+
+    def end(self, record: object) -> None:
+        """Of a span."""
+
+
+PROXIED = {"trusted_proxies": ("10.0.0.0/8",)}
+KEYED = {"api_key": ("k",)}
+
+
+@pytest.mark.parametrize(
+    ("options", "client", "headers", "trusted"),
+    [
+        ({}, "127.0.0.1", {}, True),
+        ({}, "192.0.2.1", {}, False),
+        ({}, "127.0.0.1", {"x_forwarded_for": "192.0.2.1"}, False),
+        (PROXIED, "10.1.2.3", {}, True),
+        (PROXIED, "10.1.2.3", {"x_real_ip": "192.0.2.1"}, False),
+        (PROXIED, "192.0.2.1", {}, False),
+        (KEYED, "192.0.2.1", {"authorization": "Bearer k"}, True),
+        (KEYED, "192.0.2.1", {"authorization": "Bearer x"}, False),
+        (KEYED, "127.0.0.1", {}, False),
+        (KEYED | PROXIED, "10.1.2.3", {}, False),
+    ],
+)
+async def test_whose_traces_are_continued(
+    options: dict[str, Any], client: str, headers: dict[str, str], trusted: bool
+) -> None:
+    """Those of callers with a key; without keys of programs on this machine, and of listed addresses that are no
+    proxies of others."""
+    tracer = TrustingTracer()
+    log = RequestLog(0, cast(Tracer, tracer))
+    await manage(client=(client, 1), options=options | {"log": log}, traceparent=TRACEPARENT, **headers)
+    await manage(client=(client, 1), options=options | {"log": log}, **headers)
+    assert tracer.trusted == [trusted, True], "without a trace there is nothing to trust"
+
+
 def test_admin_routes() -> None:
     """Exactly these routes require an admin; download routes check only once the body asks for a download."""
-    routes = [route.operation for route in serve(metrics=lambda: b"").app.routes.all]
+    routes = [route.operation for route in serve(metrics=lambda _: b"").app.routes.all]
     assert {f"{each.method} {each.path}" for each in routes if each.access == "admin"} == ADMIN
     deletions = {each.path: each.access for each in routes if each.method == "DELETE"}
-    assert deletions.pop("/v1/files/{id:path}") == "user"  # its own files only
+    for path in ("/v1/files/{id:path}", "/v1/responses/{id:path}"):
+        assert deletions.pop(path) == "user"  # only what is its own
     assert set(deletions.values()) == {"admin"}
 
 

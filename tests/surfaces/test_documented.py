@@ -32,7 +32,7 @@ def app_of(**options: Any) -> Application:
     registry = Registry()
     registry.add(model := Model(name=MODEL))
     model.mark_loaded(RecordingRunner())
-    settings = Options(metrics=lambda: b"", **options)
+    settings = Options(metrics=lambda _: b"", **options)
     surfaces = [make(settings) for make in SURFACES]
     return build_app(Gateway(registry), [*surfaces, OpenApi(surfaces)], settings)
 
@@ -131,8 +131,8 @@ def check(document: dict[str, Any], operation: dict[str, Any], answer: Answer) -
 
 
 def with_document(life: Living) -> Application:
-    surfaces = [make(Options(metrics=lambda: b"")) for make in SURFACES]
-    return build_app(life.server.gateway, [*surfaces, OpenApi(surfaces)], Options(metrics=lambda: b""))
+    surfaces = [make(Options(metrics=lambda _: b"")) for make in SURFACES]
+    return build_app(life.server.gateway, [*surfaces, OpenApi(surfaces)], Options(metrics=lambda _: b""))
 
 
 async def test_every_example_works() -> None:

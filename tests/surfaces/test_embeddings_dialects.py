@@ -64,6 +64,28 @@ async def test_fields_reach_the_task(fields: dict[str, Any], expected: dict[str,
     assert {name: getattr(task, name) for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        ("/v1/embeddings", {"input": "ab", "task": "text-matching"}, "text-matching"),
+        ("/v2/embed", {"texts": ["ab"], "input_type": "clustering"}, "separation"),
+        ("/v1/embeddings", {"input": "ab", "task": "cooking"}, None),
+        ("/v2/embed", {"texts": ["ab"], "input_type": "classification"}, None),
+    ],
+)
+async def test_tasks_of_a_model(path: str, fields: dict[str, Any], named: str | None) -> None:
+    """A model with vectors for several tasks refuses others by name, with the list."""
+    tasks = ("retrieval.query", "text-matching", "separation")
+    runner = RecordingRunner()
+    runner.facts = replace(runner.facts, prompts=dict.fromkeys(tasks, ""), embedding_tasks=tasks)
+    answer = await serve(runner).call("POST", path, {"model": MODEL, **fields})
+    if named is not None:
+        assert (answer.status, runner.tasks[0].prompt_name) == (200, named)
+        return
+    assert (answer.status, runner.tasks) == (400, [])
+    assert "it has: retrieval.query, text-matching, separation" in answer.body.decode()
+
+
 async def test_suffixes_of_models() -> None:
     """MODEL-query and MODEL-passage are the model in that role, unless a model has that name itself."""
     assert (await parse_task({}, model=f"{MODEL}-query")).input_type == "query"

@@ -248,15 +248,21 @@ async def test_errors_are_rendered_by_the_owner_of_the_path() -> None:
 class RecordingObserver(Observer):
     def __init__(self) -> None:
         self.entries: list[str] = []
+        self.surfaces: set[str] = set()
 
-    def refused(self, reason: str) -> None:
+    def refused(self, reason: str, surface: str = "") -> None:
         self.entries.append(f"refused {reason}")
+        self.surfaces.add(surface)
 
-    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
+    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass, surface: str = "") -> None:
         self.entries.append("accepted")
+        self.surfaces.add(surface)
 
-    def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
+    def finished(
+        self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None, surface: str = ""
+    ) -> None:
         self.entries.append(outcome)
+        self.surfaces.add(surface)
 
 
 @pytest.mark.parametrize(
@@ -276,6 +282,7 @@ async def test_every_request_is_counted_once(call: dict[str, Any], entries: list
     await serve(observer=observer).call("POST", **call)
     await asyncio.sleep(0)  # the count is reported after the answer
     assert observer.entries == entries
+    assert observer.surfaces == {"openai"}
 
 
 async def test_root_path() -> None:
@@ -377,7 +384,7 @@ async def test_access_log(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_probes_are_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
     """Probes every few seconds do not fill the log, but are visible at debug."""
-    server = serve(metrics=lambda: b"")
+    server = serve(metrics=lambda _: b"")
     paths = ["/health", "/health/live", "/health/ready", "/metrics"]
     for level, expected_paths in ((logging.INFO, []), (logging.DEBUG, paths)):
         caplog.clear()
@@ -405,6 +412,18 @@ async def test_fairness_counts_by_client() -> None:
     server = serve()
     await server.call("POST", "/v1/embeddings", ASK, headers={"x-user": "anna"})
     assert server.runner.contexts[0].client == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("proxies", "client"),
+    [(("127.0.0.1",), "anna"), (("10.0.0.0/8", "127.0.0.0/8"), "anna"), (("10.0.0.0/8", "::1"), "127.0.0.1")],
+    ids=str,
+)
+async def test_only_a_trusted_proxy_names_the_client(proxies: tuple[str, ...], client: str) -> None:
+    """The header of any other peer is ignored: clients that reach the server directly cannot choose their name."""
+    server = serve(client_header="X-User", trusted_proxies=proxies)
+    await server.call("POST", "/v1/embeddings", ASK, headers={"x-user": "anna"})
+    assert server.runner.contexts[0].client == client
 
 
 class Streamer:

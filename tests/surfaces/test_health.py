@@ -118,7 +118,7 @@ async def test_draining() -> None:
 
 async def test_metrics() -> None:
     """The app's metrics in Prometheus' text format; without a source the route does not exist."""
-    answer = await serve(metrics=lambda: b"shoal_up 1\n").call("GET", "/metrics")
+    answer = await serve(metrics=lambda _: b"shoal_up 1\n").call("GET", "/metrics")
     assert (answer.status, answer.body) == (200, b"shoal_up 1\n")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert (await serve().call("GET", "/metrics")).status == 404
@@ -144,7 +144,7 @@ PROMETHEUS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.
 )
 async def test_metrics_format(default: Any, query: str, accept: str | None, json: bool) -> None:
     """The query decides, then a named type, then the preset."""
-    server = serve(metrics=lambda: b"shoal_up 1\n", metrics_default=default)
+    server = serve(metrics=lambda _: b"shoal_up 1\n", metrics_default=default)
     answer = await server.call("GET", f"/metrics{query}", headers={} if accept is None else {"accept": accept})
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("application/json" if json else "text/plain")
@@ -152,13 +152,13 @@ async def test_metrics_format(default: Any, query: str, accept: str | None, json
 
 async def test_unknown_metrics_format() -> None:
     """400."""
-    answer = await serve(metrics=lambda: b"").call("GET", "/metrics?format=xml")
+    answer = await serve(metrics=lambda _: b"").call("GET", "/metrics?format=xml")
     assert (answer.status, answer.json()["error"]["param"]) == (400, "format")
 
 
 async def test_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gateway's statistics of its models, in the JSON that Triton's clients write for ModelStatistics."""
-    server = serve(metrics=lambda: b"")
+    server = serve(metrics=lambda _: b"")
 
     async def statistics() -> list[ModelStats]:
         return [ModelStats(name="a", version="1", inference_count=2**40), ModelStats(name="b")]
@@ -174,7 +174,7 @@ async def test_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_names_of_statistics(monkeypatch: pytest.MonkeyPatch, query: str) -> None:
     """In inference-server's format, statistics have the models' Triton names, unless the client asks for JSON by
     name."""
-    server = serve(metrics=lambda: b"", metrics_default="json")
+    server = serve(metrics=lambda _: b"", metrics_default="json")
     names = ["org/m", "ViT-B-32/laion/text_encoder"]
 
     async def statistics() -> list[ModelStats]:
@@ -187,7 +187,7 @@ async def test_names_of_statistics(monkeypatch: pytest.MonkeyPatch, query: str) 
 
 async def test_statistics_of_a_real_gateway() -> None:
     """The model's requests are counted, whatever runs it."""
-    answer = await serve(metrics=lambda: b"").call("GET", "/metrics", headers={"accept": "application/json"})
+    answer = await serve(metrics=lambda _: b"").call("GET", "/metrics", headers={"accept": "application/json"})
     assert [each["name"] for each in answer.json()["model_stats"]] == [MODEL]
 
 

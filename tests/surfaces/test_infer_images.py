@@ -269,7 +269,7 @@ class Ends(Observer):
     def __init__(self) -> None:
         self.refusals: list[str] = []
 
-    def refused(self, kind: str) -> None:
+    def refused(self, kind: str, surface: str = "") -> None:
         self.refusals.append(kind)
 
 

@@ -133,7 +133,7 @@ class Refusals(Observer):
     def __init__(self) -> None:
         self.reasons: list[str] = []
 
-    def refused(self, reason: str) -> None:
+    def refused(self, reason: str, surface: str = "") -> None:
         self.reasons.append(reason)
 
 

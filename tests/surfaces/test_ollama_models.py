@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shoal.core.lifecycle.lifecycle import Entry
-from shoal.errors import SourceError
+from shoal.errors import NotAtSource, SourceError
 from shoal.surfaces.ollama import models
 from tests.surfaces.life_kit import FOREIGN, OTHER, Living, Scripted, living
 from tests.surfaces.ollama_kit import LineExchange, lines, serve_chat
@@ -197,7 +197,7 @@ class TestLife:
         monkeypatch.setattr(models, "_POLL_INTERVAL_S", 0.001)
         loader = Scripted(hold=asyncio.Event())
         async with living(loader) as life:
-            exchange = LineExchange({"model": f"hf.co/{OTHER}:latest"}, b"downloading")
+            exchange = LineExchange({"model": f"hf.co/{OTHER}:latest"}, b"completed")
             pulling = asyncio.create_task(exchange.call(life.server, "/api/pull"))
             await exchange.received.wait()
             assert loader.hold is not None
@@ -206,8 +206,11 @@ class TestLife:
             first, *stages, last = lines(exchange.answer())
             assert (first, last) == ({"status": "pulling manifest"}, {"status": "success"})
             download = stages[0]
-            assert (download["status"], download["completed"], download["total"]) == ("downloading model.onnx", 30, 120)
+            assert (download["completed"], download["total"]) == (30, 120)
             assert re.fullmatch("sha256:[0-9a-f]{64}", download["digest"])
+            assert download["status"] == f"pulling {download['digest'][7:19]}"
+            steps = [each["status"] for each in stages]
+            assert steps[-2:] == ["verifying sha256 digest", "writing manifest"]
             assert len({(each["status"], each.get("completed")) for each in stages}) == len(stages)
             # Each progress bar is complete before the next one starts, and at the end.
             bars = {each["digest"]: each for each in stages if "digest" in each}
@@ -230,11 +233,19 @@ class TestLife:
             answer = await life.manage("POST", "/api/pull", {"model": OTHER, "stream": False})
             assert (answer.status, answer.json()) == (424, {"error": "no such model"})
 
+    async def test_a_model_that_the_hub_does_not_have(self) -> None:
+        """The error begins as Ollama's own does."""
+        words = "pull model manifest: file does not exist: no such repository"
+        async with living(Scripted(error=NotAtSource("no such repository"))) as life:
+            assert lines(await life.manage("POST", "/api/pull", {"model": OTHER}))[-1] == {"error": words}
+            answer = await life.manage("POST", "/api/pull", {"model": OTHER, "stream": False})
+            assert answer.json() == {"error": words}
+
     async def test_a_disconnect_does_not_stop_the_pull(self) -> None:
         """Others may wait for it, too."""
         loader = Scripted(hold=asyncio.Event())
         async with living(loader) as life:
-            exchange = LineExchange({"model": OTHER}, b"downloading")
+            exchange = LineExchange({"model": OTHER}, b"completed")
             task = asyncio.create_task(exchange.call(life.server, "/api/pull"))
             await exchange.received.wait()
             exchange.leave()
@@ -262,16 +273,35 @@ class TestLife:
                 assert "file:" not in answer.json()["error"]
 
     async def test_quantizations(self) -> None:
-        """A tag with the model's quantization is accepted; any other is rejected with the actual one."""
+        """Each is a model of its own, listed, shown, asked and deleted by its tag."""
+        async with living() as life:
+            for name in (f"hf.co/{OTHER}:Q8_0", f"{OTHER}:q8_0"):
+                answer = await life.manage("POST", "/api/pull", {"model": name, "stream": False})
+                assert (answer.status, answer.json()) == (200, {"status": "success"})
+            assert life.loader.touched == [("fetch", f"{OTHER}-Q8_0"), ("open", f"{OTHER}-Q8_0")]
+            assert life.loader.runners[f"{OTHER}-Q8_0"].facts.source == f"hf:{OTHER}:Q8_0"
+            assert (await life.manage("POST", "/api/pull", {"model": f"hf.co/{OTHER}:Q4_0"})).status == 200
+            assert life.loader.touched[-1] == ("open", f"{OTHER}-Q4_0")
+            listed = (await life.call("GET", "/api/tags")).json()["models"]
+            assert {f"{OTHER}:Q8_0", f"{OTHER}:Q4_0"} <= {each["name"] for each in listed}
+            for path in ("/api/embed", "/api/show"):
+                answer = await life.manage("POST", path, {"model": f"hf.co/{OTHER}:Q8_0", "input": "a"})
+                assert answer.status == 200
+            answer = await life.manage("POST", "/api/embed", {"model": f"{OTHER}:Q5_0", "input": "a"})
+            assert answer.status == 404
+            answer = await life.manage("DELETE", "/api/delete", {"model": f"hf.co/{OTHER}:Q8_0"})
+            assert answer.status == 200
+
+    async def test_a_quantization_that_is_served(self) -> None:
+        """A tag with the served model's quantization means that model."""
         async with living() as life:
             life.loader.precision = "Q4_K_M"
+            assert (await life.manage("POST", "/api/pull", {"model": OTHER, "stream": False})).status == 200
             for name in (f"hf.co/{OTHER}:Q4_K_M", f"{OTHER}:q4_k_m"):
                 answer = await life.manage("POST", "/api/pull", {"model": name, "stream": False})
                 assert (answer.status, answer.json()) == (200, {"status": "success"})
                 answer = await life.manage("POST", "/api/embed", {"model": name, "input": "a"})
                 assert answer.status == 200
-            answer = await life.manage("POST", "/api/pull", {"model": f"hf.co/{OTHER}:Q8_0"})
-            assert "is loaded as Q4_K_M, not as Q8_0" in lines(answer)[-1]["error"]
             answer = await life.manage("POST", "/api/embed", {"model": f"{OTHER}:Q8_0", "input": "a"})
             assert answer.status == 404
 

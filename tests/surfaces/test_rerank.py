@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from shoal.backends.fake.model import compute_scores, compute_vector, tokenize_item
 from shoal.errors import Overloaded
 from shoal.surfaces.shared.ranking import sort_descending
+from shoal.types import Rerank
 from tests.surfaces.family_kit import CLASSIFIER, DIMENSION, EMBEDDER, RERANKER, family
 from tests.surfaces.surface_kit import RecordingRunner, Server, serve
 
@@ -284,3 +286,54 @@ async def test_infinity(server: Server, raw: bool) -> None:
     assert all("document" not in each for each in plain)
     shown = (await server.call("POST", "/rerank", {**body, "return_documents": True})).json()["results"]
     assert [each["document"] for each in shown] == [ASK["documents"][each["index"]] for each in shown]
+
+
+INSTRUCTIONS: list[dict[str, Any]] = [
+    {"instruction": "find fish"},
+    {"instruct": "find fish"},
+    {"chat_template_kwargs": {"instruction": "find fish"}},
+    {"chat_template_kwargs": {"instruct": "find fish"}, "instruction": "find fish"},
+]
+
+
+@pytest.mark.parametrize("fields", INSTRUCTIONS)
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank"])
+async def test_an_instruction_is_refused_by_a_model_without_a_place_for_it(
+    server: Server, path: str, fields: dict[str, Any]
+) -> None:
+    answer = await server.call("POST", path, ASK | fields)
+    assert answer.status == 400
+    assert "no place for an instruction" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("fields", [*INSTRUCTIONS, {"instruction": None}, {"instruction": ""}])
+async def test_an_instruction_reaches_the_model(
+    server: Server, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    tasks: list[Rerank] = []
+    run = server.gateway.run
+
+    async def record(task: Rerank, *rest: Any) -> Any:
+        tasks.append(task)
+        return await run(msgspec.structs.replace(task, instruction=None), *rest)
+
+    monkeypatch.setattr(server.gateway, "run", record)
+    assert (await server.call("POST", "/rerank", ASK | fields)).status == 200
+    sides = {"text_1": QUERY, "text_2": DOCUMENTS}
+    assert (await server.call("POST", "/score", sides | fields)).status == 200
+    expected = "find fish" if any(fields.values()) else None
+    assert [task.instruction for task in tasks] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"instruction": "a", "instruct": "b"}, "aliases with different values"),
+        ({"chat_template_kwargs": {"system": "a"}}, "has 'system'"),
+        ({"chat_template_kwargs": {"instruction": 5}}, "must be a string"),
+    ],
+)
+async def test_wrong_instructions(server: Server, fields: dict[str, Any], message: str) -> None:
+    answer = await server.call("POST", "/rerank", ASK | fields)
+    assert answer.status in (400, 422)
+    assert message in answer.body.decode()

@@ -49,7 +49,7 @@ async def test_an_answer(path: str) -> None:
         **{"object": "response", "status": "completed", "background": False, "error": None, "model": MODEL},
         **{"incomplete_details": None, "instructions": "be brief", "max_output_tokens": None, "metadata": {"a": "b"}},
         **{"parallel_tool_calls": True, "previous_response_id": None, "temperature": None, "top_p": None},
-        **{"reasoning": {"effort": None, "summary": None}, "store": False, "text": {"format": {"type": "text"}}},
+        **{"reasoning": {"effort": None, "summary": None}, "store": True, "text": {"format": {"type": "text"}}},
         **{"tool_choice": "auto", "tools": [], "truncation": "disabled", "user": "u"},
         "usage": {
             "input_tokens": 7,
@@ -105,19 +105,19 @@ async def test_fields_reach_the_task() -> None:
     sent = orjson.dumps(ask(**fields))
     body = (await server.call("POST", PATHS[0], body=sent)).json()
     task = server.runner.task
-    guide = Guide(kind="json_schema", value='{"type":"object"}', field="text")
+    guide = Guide(kind="json_schema", value='{"type":"object"}', field="text", name="a", strict=True)
     assert task.sampling == Sampling(max_tokens=9, temperature=0.5, top_p=0.25, logprobs=2, guide=guide)
     assert task.tools == [Tool(name="add", description="Adds", parameters={"type": "object"}, strict=True)]
     assert (task.tool_choice, task.tool_name, task.parallel_tool_calls) == ("function", "add", False)
     assert (task.template_kwargs, task.raw, set(task.extras)) == (
         {"reasoning_effort": "high"},
         ("openai.responses", fields_of(sent)),
-        {"future"},
+        {"future", "verbosity"},
     )
     assert body["tools"] == [ADD]
     assert body["tool_choice"] == {"type": "function", "name": "add"}
-    assert body["text"] == {"format": form}
-    assert (body["store"], body["reasoning"]["effort"], body["max_output_tokens"]) == (False, "high", 9)
+    assert body["text"] == {"format": form, "verbosity": "low"}
+    assert (body["store"], body["reasoning"]["effort"], body["max_output_tokens"]) == (True, "high", 9)
 
 
 async def test_tool_calls() -> None:
@@ -220,23 +220,23 @@ async def test_an_upstream_is_passed_on() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "this server stores nothing"),
-        ({"conversation": "conv_1"}, "conversation", "this server stores nothing"),
-        ({"conversation": {"id": "conv_1"}}, "conversation", "this server stores nothing"),
-        ({"prompt": {"id": "pmpt_1"}}, "prompt", "this server stores nothing"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "not stored here"),
+        ({"conversation": "conv_1"}, "conversation", "no such objects"),
+        ({"conversation": {"id": "conv_1"}}, "conversation", "no such objects"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt", "no such objects"),
         ({"background": True}, "background", "set 'stream' to true"),
-        ({"truncation": "auto"}, "truncation", "set by the operator"),
         ({"input": ""}, "input", "is empty"),
         ({"input": []}, "input", "is empty"),
         ({"input": None}, "input", "got `null`"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "'item_reference'"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "'input[0]': Item with id 'x' not found"),
         ({"input": [{"content": "x"}]}, "input", "of type ''"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input", "needs a 'role'"),
         ({"input": [{"role": "user"}]}, "input", "needs a 'role'"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input", "'input_file'"),
         ({"input": [{"type": "function_call", "name": "a"}]}, "input", "'call_id'"),
         ({"input": [{"type": "function_call_output", "call_id": "a"}]}, "input", "'output'"),
-        ({"tools": [{"type": "web_search"}]}, "tools", "'web_search'"),
+        ({"tools": [{"type": "namespace"}]}, "tools", "'tools[0].name'"),
+        ({"tools": [{"type": "custom", "name": "a", "format": 7}]}, "tools", "the format of 'a'"),
         ({"tools": [{"type": "function"}]}, "tools", "'tools[0].name'"),
         ({"tools": [ADD], "tool_choice": {"type": "file_search"}}, "tool_choice", "'file_search'"),
         ({"tools": [ADD], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "which is not in"),

@@ -362,7 +362,9 @@ class RecordingObserver(Observer):
     def generated(self, report: GenerationReport) -> None:
         self.reports.append(report)
 
-    def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
+    def finished(
+        self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None, surface: str = ""
+    ) -> None:
         self.entries.append(outcome)
 
 

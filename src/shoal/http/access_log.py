@@ -10,6 +10,7 @@ import logging
 import time
 from typing import Any
 
+from shoal.core.recording import RequestLog, RequestRecord, RequestSpan
 from shoal.http.request import Request
 
 _log = logging.getLogger("shoal.access")
@@ -19,6 +20,10 @@ _TEMPLATES = {
     for level in (logging.DEBUG, logging.INFO)
 }
 _EPOCH = _TEMPLATES[logging.INFO]["created"] - _TEMPLATES[logging.INFO]["relativeCreated"] / 1000
+
+
+MAX_PATH = 512
+"""Characters of a path that are kept: a client may send one of 64 KB."""
 
 
 class AccessRecord(logging.LogRecord):
@@ -41,7 +46,7 @@ def log_request(request: Request, status: int, *, quiet: bool) -> None:
     elapsed = (time.monotonic() - request.started) * 1000
     fields = {
         "method": request.method,
-        "path": request.path,
+        "path": request.path[:MAX_PATH],
         "status": status,
         "ms": round(elapsed, 3),
         "model": request.model,
@@ -65,4 +70,25 @@ def log_request(request: Request, status: int, *, quiet: bool) -> None:
     failed = ""
     if request.failure:
         failed, fields["kind"] = f" and failed: {request.failure}", request.failure
-    _log.handle(AccessRecord(level, (request.method, request.path, status, elapsed, failed), fields))
+    _log.handle(AccessRecord(level, (request.method, fields["path"], status, elapsed, failed), fields))
+
+
+def record_request(log: RequestLog, request: Request, status: int, span: RequestSpan | None) -> None:
+    """Keep what happened to a request, and end its span. One that another process answers is kept there."""
+    record = RequestRecord(
+        request.id,
+        request.surface,
+        request.method,
+        request.path[:MAX_PATH],
+        status,
+        time.time(),
+        request.started,
+        time.monotonic() - request.started,
+        request.client,
+        request.model,
+        request.failure or request.error,
+    )
+    if not request.is_forwarded:
+        log.requests.append(record)
+    if span is not None:
+        span.end(record)

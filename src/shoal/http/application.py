@@ -18,7 +18,7 @@ from starlette.routing import Router
 
 from shoal.core.protocols import Surface
 from shoal.errors import Cancelled, Malformed, ModelNotReady, ShoalError
-from shoal.http.access_log import log_request
+from shoal.http.access_log import log_request, record_request
 from shoal.http.auth import Gate
 from shoal.http.body import Receive, check_head, has_unread_body, linger, read_body, read_pieces
 from shoal.http.cors import Cors
@@ -74,6 +74,7 @@ class Application:
         self._decoding = asyncio.Lock()
         self._id_prefix = f"req_{os.urandom(6).hex()}"
         self._count = itertools.count(1)
+        self._log = options.log
 
     def render_error(self, error: ShoalError) -> bytes:
         """Render the body of an error that belongs to no route, in the first surface's dialect, which is JSON."""
@@ -88,6 +89,7 @@ class Application:
         is_valid = given is not None and REQUEST_ID.fullmatch(given) is not None
         request.id = given.decode("ascii") if given and is_valid else f"{self._id_prefix}{next(self._count):08x}"
         found = self.routes.find(request.method, request.path)
+        request.surface = found.surface.name
         try:
             check_headers(scope["headers"], scope["http_version"], self._client_header)
         except Malformed as error:
@@ -97,9 +99,26 @@ class Application:
         if b"x-request-timeout" in request.headers:
             timeout = choose_timeout(request.headers[b"x-request-timeout"], timeout)
         request.deadline = request.started + timeout
-        status = await self._respond(request, found, receive, send)
-        if not request.is_forwarded:
-            log_request(request, status, quiet=isinstance(found, Route) and found.operation.quiet)
+        quiet = isinstance(found, Route) and found.operation.quiet
+        span = None
+        if self._log is not None and self._log.tracer is not None and not quiet:
+            route = found.operation.path if isinstance(found, Route) else ""
+            trusted = self._gate.trusts_trace(request)
+            span = self._log.tracer.begin_request(
+                request.method, route, request.headers, request.started, trusted=trusted
+            )
+            request.trace = span.trace
+        status = 499  # of a request whose task is cancelled
+        try:
+            status = await self._respond(request, found, receive, send)
+            if not request.is_forwarded:
+                log_request(request, status, quiet=quiet)
+        except Exception:
+            status = 500
+            raise
+        finally:
+            if self._log is not None and not quiet:
+                record_request(self._log, request, status, span)
 
     async def _respond(self, request: Request, found: Route | Miss, receive: Receive, send: Send) -> int:
         exchange = request.exchange
@@ -107,7 +126,7 @@ class Application:
             if isinstance(found, Miss):
                 reply = self._cors.answer_preflight(
                     request, self.routes.allowed_methods(request.path)
-                ) or self._render_miss(found)
+                ) or self._render_miss(found, request)
             else:
                 try:
                     if self._forward is not None and is_for_models(found.operation):
@@ -130,8 +149,7 @@ class Application:
         except Exception as error:  # a bug anywhere below must become an error reply in the client's dialect
             if request.has_response:
                 return _abort_stream(request, error)
-            if isinstance(error, ShoalError) and not request.is_handed_over:
-                self._gateway.report_refusal(error)
+            self._note_error(request, error)
             reply = _report_error(request, request.render_error or found.surface.render_error, error)
         if (
             exchange is None
@@ -142,9 +160,15 @@ class Application:
             await self._send(request, reply, receive, send)
         return reply.status
 
-    def _render_miss(self, miss: Miss) -> Reply:
-        self._gateway.report_refusal(miss.error)
-        return _render_reply(miss.surface.render_error, miss.error)
+    def _note_error(self, request: Request, error: Exception) -> None:
+        request.error = error.kind if isinstance(error, ShoalError) else "internal"
+        if isinstance(error, ShoalError) and not request.is_handed_over:
+            self._gateway.report_refusal(error, request.surface)
+
+    def _render_miss(self, miss: Miss, request: Request) -> Reply:
+        request.error = miss.error.kind
+        self._gateway.report_refusal(miss.error, request.surface)
+        return _render_reply(miss.surface.render_error, miss.error.for_request(request.id))
 
     async def _admit(self, request: Request, route: Route, receive: Receive, watch: DisconnectWatch) -> None:
         operation = route.operation
@@ -227,7 +251,8 @@ def _render_reply(render: ErrorRenderer, error: ShoalError) -> Reply:
 
 def _report_error(request: Request, render: ErrorRenderer, error: Exception) -> Reply:
     """Render an error in the client's dialect."""
-    return _render_reply(render, to_public_error(error, request.id, f"{request.method} {request.path}"))
+    public = to_public_error(error, request.id, f"{request.method} {request.path}")
+    return _render_reply(render, public.for_request(request.id))
 
 
 def _abort_stream(request: Request, error: Exception) -> int:

@@ -97,8 +97,8 @@ class _Key(NamedTuple):
 
 
 class Gate:
-    """Checks access. `admit` identifies the caller by its key, else the trusted header, else the peer address. Requests
-    that the server makes to itself have their caller, and the rights of a user.
+    """Checks access. `admit` identifies the caller by its key, else the trusted header if the peer is a trusted proxy,
+    else the peer address. Requests that the server makes to itself have their caller, and the rights of a user.
 
     - "public": no requirement.
     - "user": a key, if any is configured. Without keys, requests from pages of other sites are refused unless their
@@ -117,6 +117,7 @@ class Gate:
         self._bound = options.host.encode().lower()
         self._bound_to_loopback = is_loopback_name(self._bound)
         self._client_header = options.client_header.lower().encode()
+        self._proxies = [ipaddress.ip_network(each) for each in options.trusted_proxies]
         self._origins = frozenset(origin.lower().encode() for origin in options.cors_origins)
 
     def admit(self, request: Request, access: Access) -> Caller:
@@ -130,11 +131,30 @@ class Gate:
             self._admit_user(request, key)
         if key is not None:
             return key.caller
-        if self._client_header:
-            name = request.headers.get(self._client_header)
-            if name:
-                return Caller(name[:128].decode("latin-1"))
+        name = request.headers.get(self._client_header) if self._client_header else None
+        if name and self._is_trusted(request.peer):
+            return Caller(name[:128].decode("latin-1"))
         return Caller(request.peer)
+
+    def trusts_trace(self, request: Request) -> bool:
+        """Return whether the caller's trace may be continued, and so decide whether the request is recorded: that of a
+        caller with a valid key, or, if the server has no keys, of a program on this machine or at a listed address; and
+        of the server itself. What a proxy passes on is the trace of anyone behind it. Without a trace there is nothing
+        to distrust."""
+        if b"traceparent" not in request.headers or request.is_traced or request.caller is not None:
+            return True
+        if self._keys:
+            return self._find_key(request) is not None
+        is_direct = _find_proxy_mark(request.headers) is None
+        return not _explain_remote(request) or (is_direct and self._is_listed(request.peer))
+
+    def _is_trusted(self, peer: str) -> bool:
+        """Return whether this peer may name the client: any peer unless proxies are listed."""
+        return not self._proxies or self._is_listed(peer)
+
+    def _is_listed(self, peer: str) -> bool:
+        address = _parse_address(peer) if self._proxies else None
+        return address is not None and any(address in each for each in self._proxies)
 
     def _admit_user(self, request: Request, key: _Key | None) -> None:
         if self._users_need_keys:
@@ -225,8 +245,7 @@ def _explain_remote(request: Request) -> str:
         return "the request comes from another machine"
     if not is_loopback(host):
         return "the Host header is not a loopback name"
-    marks = (name for name in headers if name in PROXY_HEADERS or name.startswith(PROXY_PREFIXES))
-    mark = next(marks, None)
+    mark = _find_proxy_mark(headers)
     if mark is not None:
         return f"the header {mark[:64].decode('latin-1')!r} shows that the request came through a proxy"
     if not (_is_own_origin(headers) and _is_same_site(headers)):
@@ -235,6 +254,11 @@ def _explain_remote(request: Request) -> str:
     if request.method not in _SAFE_METHODS and kind != b"application/json":
         return "the content type is not application/json"
     return ""
+
+
+def _find_proxy_mark(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """Return the name of a header that only a proxy sends, None if there is none."""
+    return next((name for name in headers if name in PROXY_HEADERS or name.startswith(PROXY_PREFIXES)), None)
 
 
 def _is_own_origin(headers: Mapping[bytes, bytes]) -> bool:
@@ -250,9 +274,14 @@ def _is_same_site(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def _is_peer_loopback(peer: str) -> bool:
+    address = _parse_address(peer)
+    return address is not None and address.is_loopback
+
+
+def _parse_address(peer: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the peer's address, as IPv4 if it is one that an IPv6 socket shows; None for a Unix socket."""
     try:
         address = ipaddress.ip_address(peer)
     except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
+        return None
+    return getattr(address, "ipv4_mapped", None) or address

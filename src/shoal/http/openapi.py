@@ -60,8 +60,8 @@ PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _TEXT = {"type": "string"}
 PATH_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 
-EXPLORER_PATH = "/explorer/swagger.json"
-"""The path at which triton-grpc-proxy serves the document."""
+PATHS = ("/openapi.json", "/api-doc/openapi.json", "/explorer/swagger.json")
+"""Where the document is: the second path is TEI's, the third triton-grpc-proxy's."""
 
 Table = Mapping[str, Sequence[Operation]]
 """Operations by surface name, in the order of the document."""
@@ -89,7 +89,7 @@ class OpenApi:
                 table = {surface.name: list_operations(surface, gateway) for surface in self._surfaces}
                 made[models] = msgspec.json.encode(build_document({**table, self.name: operations}, *models))
             body = made[models]
-            if request.path == EXPLORER_PATH:  # the server URL is relative to the document's own path
+            if request.path.count("/") > 1:  # the server URL is relative to the document's own path
                 body = body.replace(b'"url":"./"', b'"url":"../"', 1)
             return Reply(headers=[JSON, (b"cache-control", b"no-cache")], body=body)
 
@@ -102,7 +102,7 @@ class OpenApi:
                 access="public",
                 response=dict[str, Any],
             )
-            for path in ("/openapi.json", EXPLORER_PATH)
+            for path in PATHS
         ]
         return operations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import AsyncIterator, Callable, Container, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Container, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import parse_qsl
@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from shoal.core.protocols import Access
+from shoal.core.recording import RequestLog
 from shoal.errors import Forbidden, InternalError, ShoalError, Unauthorized
 from shoal.http.exchange import EXTENSION, Exchange
 from shoal.http.headers import combine_headers
@@ -31,6 +32,9 @@ REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 CALLER = "shoal.caller"
 """The extension of ASGI's scope that holds the Caller of a request which the server makes to itself."""
 
+TRACED = "shoal.traced"
+"""The extension of ASGI's scope of a request whose `traceparent` is of another process of this server."""
+
 MAX_SESSION = 256
 """Bytes of a session's name that count."""
 
@@ -43,9 +47,10 @@ class Options:
     """The settings that surfaces read, under their usual names.
 
     An `api_key` or `admin_key` may end in a space and a class: `KEY bulk`.
-    `metrics` returns the Prometheus text and is called in a thread; None disables /metrics. `metrics_default` is the
-    format of /metrics for clients that ask for none. `image_reader` reads the images of requests; None: nothing is
-    fetched, and a file may have at most 20 MiB. `address_schemes` are the schemes of model addresses.
+    `metrics` returns the Prometheus text of the named metrics, or of all if none is named, and is called in a
+    thread; None disables /metrics. `metrics_default` is the format of /metrics for clients that ask for none.
+    `image_reader` reads the images of requests; None: nothing is fetched, and a file may have at most 20 MiB.
+    `address_schemes` are the schemes of model addresses. `log` records the requests (None: nobody does).
     """
 
     host: str = "127.0.0.1"
@@ -53,6 +58,8 @@ class Options:
     admin_key: tuple[str, ...] = ()
     max_body_bytes: int = 16_777_216
     batch_file_mb: int = 200
+    response_store_mb: int = 64
+    response_store_s: float = 3600.0
     max_inputs: int = 2048
     max_queue_items: int = 16_384
     max_batch_size: int = 64
@@ -63,8 +70,9 @@ class Options:
     heartbeat_s: float = 15.0
     body_timeout_s: float = 30.0
     client_header: str = ""
+    trusted_proxies: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
-    metrics: Callable[[], bytes] | None = None
+    metrics: Callable[[Collection[str]], bytes] | None = None
     metrics_default: Literal["prometheus", "json"] = "prometheus"
     embed_dialect: Literal["tei", "auto-batching-proxy"] = "tei"
     status_dialect: Literal["shoal", "infinity"] = "shoal"
@@ -73,19 +81,22 @@ class Options:
     token_ids: Literal["refuse", "accept"] = "refuse"
     image_reader: ImageReader | None = None
     address_schemes: Container[str] = ()
+    log: RequestLog | None = None
 
     @classmethod
     def from_settings(
         cls,
         settings: object,
-        metrics: Callable[[], bytes] | None = None,
+        metrics: Callable[[Collection[str]], bytes] | None = None,
         image_reader: ImageReader | None = None,
         address_schemes: Container[str] = (),
+        log: RequestLog | None = None,
     ) -> Options:
         """Take the options from `settings`, which has an attribute for each. The caller reads key files."""
-        names = [each.name for each in fields(cls) if each.name not in ("metrics", "image_reader", "address_schemes")]
+        others = ("metrics", "image_reader", "address_schemes", "log")
+        names = [each.name for each in fields(cls) if each.name not in others]
         values: dict[str, Any] = {name: getattr(settings, name) for name in names}
-        return cls(**values, metrics=metrics, image_reader=image_reader, address_schemes=address_schemes)
+        return cls(**values, metrics=metrics, image_reader=image_reader, address_schemes=address_schemes, log=log)
 
 
 class Reply(msgspec.Struct):
@@ -106,7 +117,9 @@ class Request:
     key. `has_response`: the head of a stream has been sent. `is_forwarded`: another process answers it, and logs it.
     The endpoint sets `model`, `items`, `result` and `usage` for the access log; `usage` also in mid-stream. `failure`:
     the kind of the error that ended a stream whose status had been sent. `render_error` renders errors from then on, if
-    the body shows that the client speaks another dialect than the surface's own.
+    the body shows that the client speaks another dialect than the surface's own. `error`: the kind of the error that it
+    was answered with. `surface`: the name of the one that answers. `is_traced`: another process of this server has
+    begun its trace. `trace` as in Context.
     """
 
     id: str = ""
@@ -128,6 +141,10 @@ class Request:
     result: Result | None = None
     usage: Usage | None = None
     failure: str = ""
+    error: str = ""
+    surface: str = ""
+    is_traced: bool = False
+    trace: str = ""
     render_error: ErrorRenderer | None = None
 
     def __init__(self, scope: Mapping[str, Any], started: float) -> None:
@@ -148,6 +165,7 @@ class Request:
         if extensions:
             self.exchange = extensions.get(EXTENSION)
             self.caller = extensions.get(CALLER)
+            self.is_traced = TRACED in extensions
 
     @property
     def traffic(self) -> TrafficClass | None:
@@ -170,7 +188,16 @@ class Request:
         self.is_handed_over = True
         traffic = self.traffic if b"x-shoal-class" in self.headers else self.key_class
         session = self.headers.get(b"x-session-id", b"")[:MAX_SESSION].decode("latin-1")
-        return Context(id=self.id, deadline=self.deadline, client=self.client, traffic=traffic, session=session)
+        return Context(
+            id=self.id,
+            deadline=self.deadline,
+            client=self.client,
+            traffic=traffic,
+            session=session,
+            surface=self.surface,
+            trace=self.trace,
+            arrived=self.started,
+        )
 
     def require_access(self, access: Access) -> None:
         """Require more access than the route does, depending on the body. Raises Unauthorized or Forbidden."""

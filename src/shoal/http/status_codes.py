@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from shoal.errors import MethodNotAllowed, ShoalError, Unauthorized, UpstreamRefused
+from shoal.errors import MethodNotAllowed, ModelFailed, ShoalError, Unauthorized, UpstreamRefused
 
 
 class OpenAIStatus(NamedTuple):
@@ -96,6 +96,30 @@ def status(error: ShoalError) -> int:
     if isinstance(error, UpstreamRefused) and 400 <= error.status < 600:
         return error.status
     return find_row(error).openai.status
+
+
+_ANTHROPIC_TYPES = {
+    400: _INVALID,
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def anthropic_status(error: ShoalError) -> tuple[int, str]:
+    """Return the status and the error type in Anthropic's dialect, which is OpenAI's but for overload, 529 instead of
+    503. What an operator must mend is not overload."""
+    code = status(error)
+    if isinstance(error, ModelFailed):
+        return code, "api_error"
+    if code == 503:
+        code = 529
+    return code, _ANTHROPIC_TYPES.get(code, _INVALID if code < 500 else "api_error")
 
 
 def status_with_422(error: ShoalError) -> int:

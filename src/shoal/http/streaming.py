@@ -143,7 +143,7 @@ class StreamBody(AsyncIterator[bytes]):
     def _take_piece(self) -> bytes:
         frames, ready = self._frames, self._ready
         if ready:
-            taken = [frames.encode_chunk(chunk) for chunk in ready]
+            taken = self._encode_ready()
             ready.clear()
             self._size = 0
             _wake(self._pump_waiter)
@@ -156,6 +156,15 @@ class StreamBody(AsyncIterator[bytes]):
             self._end_sent = True
             taken.append(frames.encode_end() if self._error is None else self._encode_failure(self._error))
         return b"".join(taken) if len(taken) > 1 else taken[0] if taken else b""
+
+    def _encode_ready(self) -> list[bytes]:
+        """Encode the chunks that are there. One that the dialect cannot express ends the stream with its error."""
+        taken: list[bytes] = []
+        try:
+            taken.extend(map(self._frames.encode_chunk, self._ready))
+        except ShoalError as error:
+            self._error, self._has_ended = error, True
+        return taken
 
     def _encode_failure(self, error: Exception) -> bytes:
         if not isinstance(error, ShoalError):

@@ -10,6 +10,7 @@ from shoal.http.application import Application, build_app
 from shoal.http.images import ImageReader
 from shoal.http.path_override import override_paths
 from shoal.http.request import Options, Reply, Request
+from shoal.surfaces.anthropic import Anthropic
 from shoal.surfaces.batches import Batches
 from shoal.surfaces.cohere import Cohere
 from shoal.surfaces.health import Health
@@ -21,6 +22,7 @@ from shoal.surfaces.ollama import Ollama
 from shoal.surfaces.openai import OpenAI
 from shoal.surfaces.proxy.auto_batching import AutoBatchingProxy
 from shoal.surfaces.proxy.triton_grpc import Embedding
+from shoal.surfaces.requests import Requests
 from shoal.surfaces.rerank import Ranking, RerankDocuments
 from shoal.surfaces.rerank.wire import AnyRerankRequest
 from shoal.surfaces.shared.rerank_path import RerankPath
@@ -34,6 +36,7 @@ def _build_rerank(options: Options) -> Surface:
 
 SURFACES: tuple[Callable[[Options], Surface], ...] = (
     OpenAI,
+    Anthropic,
     Batches,
     Tei,
     _build_rerank,
@@ -47,6 +50,7 @@ SURFACES: tuple[Callable[[Options], Surface], ...] = (
     Models,
     Ollama,
     Health,
+    Requests,
 )
 """All surfaces, in order. The first one renders the errors of unknown paths."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import import_module
@@ -62,6 +61,7 @@ class Fetcher:
         self._resolver = SystemResolver(slots) if resolver is None else resolver
         self._tls = tls
         self._closed = False
+        self._download: Download | None = None
 
     async def get(self, url: str, headers: Mapping[str, str] = _NO_HEADERS, *, deadline: float) -> bytes:
         """Return the body of a 200 response. `headers` are the client's, for listed hosts only. `deadline` is absolute,
@@ -100,8 +100,8 @@ class Fetcher:
 
     async def _fetch(self, target: Target, headers: Mapping[str, str]) -> bytes:
         addresses = await self._resolve_addresses(target)
-        download = await _load_download()
-        return await download(target, addresses, headers, max_bytes=self._max_bytes, tls=self._tls)
+        self._download = self._download or await _load_download()
+        return await self._download(target, addresses, headers, max_bytes=self._max_bytes, tls=self._tls)
 
     async def _resolve_addresses(self, target: Target) -> Sequence[Address]:
         """Return the addresses to connect to. Raises InvalidValue unless every address of the host is allowed."""
@@ -121,7 +121,7 @@ class Fetcher:
 
 async def _load_download() -> Download:
     """Return the function that downloads. Its module takes a third of a second to import, which servers without image
-    URLs never need."""
-    module: Any = sys.modules.get(_DOWNLOADING) or await asyncio.to_thread(import_module, _DOWNLOADING)
+    URLs never need. Fetches that start meanwhile wait for the import: in `sys.modules` it is only half there."""
+    module: Any = await asyncio.to_thread(import_module, _DOWNLOADING)
     found: Download = module.download
     return found

@@ -22,15 +22,18 @@ _VLLM: Mapping[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "add_special_tokens": (True,),
 }
+_INSTRUCTIONS: Mapping[str, tuple[Any, ...]] = {"instruction": ("",), "instruct": ("",), "chat_template_kwargs": ({},)}
+"""The names of vLLM and SGLang, whose servers have Cohere's and TEI's routes for reranking too."""
 
 KNOWN_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     # vLLM; Jina
     "openai": {**_CUT, **_VLLM, "return_multivector": (False,)},
     # vLLM; Jina; Voyage; Infinity
-    "rerank": {**_CUT, **_VLLM, "instruction": ("",), "max_query_length": (), "overlap_tokens": ()},
-    "scoring": {**_CUT, **_VLLM, "instruction": ("",), "embed_dtype": ("float32",), "endianness": ("native",)},
+    "rerank": {**_CUT, **_VLLM, **_INSTRUCTIONS, "max_query_length": (), "overlap_tokens": ()},
+    "scoring": {**_CUT, **_VLLM, **_INSTRUCTIONS, "embed_dtype": ("float32",), "endianness": ("native",)},
     "ollama": _CUT,
-    "cohere": {**_CUT, "rank_fields": (), "max_chunks_per_doc": ()},
+    "tei": _INSTRUCTIONS,
+    "cohere": {**_CUT, **_INSTRUCTIONS, "rank_fields": (), "max_chunks_per_doc": ()},
 }
 """Values without effect, by the dialect's name in decoders and by field. Fields that the request's type declares are
 handled there and not looked up here."""

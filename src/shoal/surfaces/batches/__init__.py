@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from shoal.batches import BatchDesk, Identity
 from shoal.batches.lines import ENDPOINTS
@@ -20,6 +19,8 @@ from shoal.http.operation import DocumentedOperation
 from shoal.http.request import Options, Reply, Request
 from shoal.surfaces.batches import wire
 from shoal.surfaces.shared.model_jobs import json_reply
+from shoal.surfaces.shared.owners import Owners
+from shoal.surfaces.shared.paging import read_choice, read_limit
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -151,7 +152,7 @@ def _batch_operations(endpoints: _Endpoints) -> list[Operation]:
 class _Endpoints:
     def __init__(self, options: Options, desk: BatchDesk | None) -> None:
         self._found = desk
-        self._has_owners = bool(options.api_key or options.client_header)
+        self._owners = Owners(options)
         self._has_admins = bool(options.admin_key)
         self._max_bytes = options.batch_file_mb << 20
         self._decode = Decoder(wire.BatchRequest, "batches")
@@ -163,9 +164,7 @@ class _Endpoints:
         return self._found
 
     def _identify(self, request: Request) -> Identity:
-        """Return who asks. Without keys and names of clients, all of them are one owner."""
-        owner = hashlib.sha256(request.client.encode()).hexdigest()[:32] if self._has_owners else ""
-        return Identity(request.client, owner, self._has_admins and request.has_access("admin"))
+        return Identity(request.client, self._owners.find(request), self._has_admins and request.has_access("admin"))
 
     async def upload(self, request: Request) -> Reply:
         desk, who = self._desk, self._identify(request)
@@ -193,11 +192,11 @@ class _Endpoints:
 
     async def list_files(self, request: Request) -> Reply:
         files = await self._desk.list_files(self._identify(request))
-        if _read_choice(request, "order", ("desc", "asc")) == "desc":
+        if read_choice(request, "order", ("desc", "asc")) == "desc":
             files.reverse()
         if purpose := request.query_parameter("purpose"):
             files = [each for each in files if each.purpose == purpose]
-        page, has_more = paginate(files, request.query_parameter("after"), _read_limit(request, 10_000, 10_000))
+        page, has_more = paginate(files, request.query_parameter("after"), read_limit(request, 10_000, 10_000))
         first, last = (page[0].id, page[-1].id) if page else (None, None)
         data = [wire.to_file(each) for each in page]
         return json_reply(wire.FileList(data=data, first_id=first, last_id=last, has_more=has_more))
@@ -230,7 +229,7 @@ class _Endpoints:
 
     async def list_batches(self, request: Request) -> Reply:
         found = await self._desk.list_batches(self._identify(request))
-        page, has_more = paginate(found, request.query_parameter("after"), _read_limit(request, 20, 100))
+        page, has_more = paginate(found, request.query_parameter("after"), read_limit(request, 20, 100))
         first, last = (page[0].id, page[-1].id) if page else (None, None)
         data = [wire.to_batch(each) for each in page]
         return json_reply(wire.BatchList(data=data, first_id=first, last_id=last, has_more=has_more))
@@ -249,23 +248,6 @@ async def _limit_time() -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise RequestTimeout(f"The file did not arrive within {MAX_UPLOAD_S:g} s; send it faster.") from None
-
-
-def _read_limit(request: Request, default: int, most: int) -> int:
-    text = request.query_parameter("limit")
-    if not text:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= most):
-        raise InvalidValue(f"'limit' must be a number from 1 to {most}.", param="limit")
-    return int(text)
-
-
-def _read_choice(request: Request, name: Literal["order"], choices: Sequence[str]) -> str:
-    """Return the value of a query parameter, by default the first choice."""
-    text = request.query_parameter(name) or choices[0]
-    if text not in choices:
-        raise InvalidValue(f"'{name}' must be one of {', '.join(choices)}.", param=name)
-    return text
 
 
 def _read_expiry(fields: dict[str, str]) -> int | None:

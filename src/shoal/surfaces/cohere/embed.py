@@ -95,7 +95,9 @@ class _EmbedResult(NamedTuple):
 
 
 def _resolve_role(input_type: str | None, card: ModelCard) -> input_types.Role:
-    return input_types.Role() if input_type in (None, "image") else input_types.resolve_purpose(input_type, card)
+    if input_type is None or input_type == "image":
+        return input_types.Role()
+    return input_types.resolve_purpose(input_type, card, "input_type")
 
 
 def _check_types(types: Sequence[wire.EmbeddingType] | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -98,7 +98,10 @@ class Health:
                     ),
                     errors={400: OpenAIError},
                     description="JSON with `Accept: application/json`, in the shape of Triton's ModelStatistics.",
-                    query={"format": "`json` or `prometheus`; overrides `Accept`."},
+                    query={
+                        "format": "`json` or `prometheus`; overrides `Accept`.",
+                        "names": "Of Prometheus metrics, only these of Shoal's, separated by commas.",
+                    },
                 )
             )
         return operations
@@ -156,7 +159,7 @@ class _HealthEndpoints:
 
 
 class _MetricsEndpoint:
-    def __init__(self, gateway: Gateway, render: Callable[[], bytes], *, json_first: bool) -> None:
+    def __init__(self, gateway: Gateway, render: Callable[[Collection[str]], bytes], *, json_first: bool) -> None:
         self._gateway = gateway
         self._render = render
         self._json_first = json_first
@@ -164,7 +167,9 @@ class _MetricsEndpoint:
     async def __call__(self, request: Request) -> Reply:
         form = self._choose_format(request)
         if form == "prometheus":
-            return Reply(200, [_PROMETHEUS], await asyncio.to_thread(self._render))
+            names = request.query_parameter("names")
+            wanted = frozenset(names.split(",")) if names else frozenset()
+            return Reply(200, [_PROMETHEUS], await asyncio.to_thread(self._render, wanted))
         models = await self._gateway.statistics()
         if form == "original":
             models = [msgspec.structs.replace(each, name=each.name.replace("/", "_")) for each in models]

@@ -23,9 +23,10 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from shoal.core.protocols import Access
+from shoal.core.recording import RequestSpan
 from shoal.errors import Malformed, ModelNotFound, ModelNotReady, ShoalError
 from shoal.http import status_codes
-from shoal.http.access_log import log_request
+from shoal.http.access_log import log_request, record_request
 from shoal.http.auth import Gate
 from shoal.http.body import PendingBodies
 from shoal.http.headers import check_repeated
@@ -108,6 +109,7 @@ class KServeCalls(grpc.GenericRpcHandler):
         self._client_header = options.client_header.lower().encode()
         self._inference = Inference(gateway, options)
         self._held = PendingBodies(MAX_HELD_BYTES)
+        self._log = options.log
         self._health_reads = 0
         self._id_prefix = f"rpc_{os.urandom(6).hex()}"
         self._count = itertools.count(1)
@@ -147,6 +149,7 @@ class KServeCalls(grpc.GenericRpcHandler):
         async def answer(_: AsyncIterator[bytes], context: _Context) -> Message:
             metadata = _read_metadata(context)
             request = self._open_request(path, context, metadata)
+            span = self._begin_span(request, quiet=quiet)
             status = 200
             try:
                 self._admit(request, metadata, access)
@@ -162,7 +165,7 @@ class KServeCalls(grpc.GenericRpcHandler):
                 status = status_codes.status(public)
                 await _abort(context, public)
             finally:
-                log_request(request, status, quiet=quiet)
+                self._finish(request, status, span, quiet=quiet)
 
         # To gRPC it is a call with a stream of requests: it receives that of any other before the first line above.
         return grpc.stream_unary_rpc_method_handler(answer, None, _serialize)
@@ -180,11 +183,26 @@ class KServeCalls(grpc.GenericRpcHandler):
         given = request.headers.get(b"x-request-id", b"")
         is_valid = REQUEST_ID.fullmatch(given) is not None
         request.id = given.decode() if is_valid else f"{self._id_prefix}{next(self._count):08x}"
-        request.gate = self._gate
+        request.gate, request.surface = self._gate, "kserve"
         left = context.time_remaining()
         timeout = choose_timeout(request.headers.get(b"x-request-timeout"), self._options.generate_timeout_s)
         request.deadline = now + (timeout if left is None else min(left, timeout))
         return request
+
+    def _begin_span(self, request: Request, *, quiet: bool = False) -> RequestSpan | None:
+        if quiet or self._log is None or self._log.tracer is None:
+            return None
+        trusted = self._gate.trusts_trace(request)
+        span = self._log.tracer.begin_request(
+            "POST", request.path, request.headers, request.started, grpc=True, trusted=trusted
+        )
+        request.trace = span.trace
+        return span
+
+    def _finish(self, request: Request, status: int, span: RequestSpan | None, *, quiet: bool = False) -> None:
+        log_request(request, status, quiet=quiet)
+        if self._log is not None and not quiet:
+            record_request(self._log, request, status, span)
 
     def _admit(self, request: Request, metadata: _Metadata, access: Access) -> None:
         check_repeated(metadata, self._client_header)
@@ -206,8 +224,10 @@ class KServeCalls(grpc.GenericRpcHandler):
             self._held.remove(size)
 
     def _report_error(self, request: Request, error: Exception) -> ShoalError:
-        if isinstance(error, ShoalError) and not request.is_handed_over:
-            self._gateway.report_refusal(error)
+        if isinstance(error, ShoalError):
+            request.error = error.kind
+            if not request.is_handed_over:
+                self._gateway.report_refusal(error, request.surface)
         return to_public_error(error, request.id, request.path)
 
     async def _check_health(self, _: AsyncIterator[bytes], context: _Context) -> bytes:
@@ -277,7 +297,7 @@ class KServeCalls(grpc.GenericRpcHandler):
             self._admit(caller, metadata, "user")
         except Exception as error:  # as in a call with one response
             public = self._report_error(caller, error)
-            log_request(caller, status_codes.status(public), quiet=False)
+            self._finish(caller, status_codes.status(public), self._begin_span(caller))
             await _abort(context, public)
         stream = ResponseStream(context)
         async with asyncio.TaskGroup() as tasks, aclosing(self._read_messages(messages, stream)) as received:
@@ -308,6 +328,7 @@ class KServeCalls(grpc.GenericRpcHandler):
 
     async def _answer_streamed(self, request: Request, data: bytes, stream: ResponseStream, turn: Turn) -> None:
         status = 200
+        span = self._begin_span(request)
         message = pb.ModelInferRequest()
         try:
             message = parse(pb.ModelInferRequest, data)
@@ -323,7 +344,7 @@ class KServeCalls(grpc.GenericRpcHandler):
             await stream.send_error(message, _shorten(public.message))
         finally:
             turn.pass_on()
-            log_request(request, status, quiet=False)
+            self._finish(request, status, span)
 
     async def _send_responses(self, request: Request, message: Any, stream: ResponseStream, turn: Turn) -> None:
         job = await self._repeat(request, partial(self._inference.prepare, request, read_request(message)))
@@ -358,6 +379,8 @@ def _serialize(message: Message) -> bytes:
 
 async def _abort(context: _Context, error: ShoalError) -> NoReturn:
     """End a call with an error, by raising gRPC's own."""
+    # Headers first: of a status that comes without, Caddy 2.6 makes an answer without a status one time in ten.
+    await context.send_initial_metadata(())
     await context.abort(to_code(error), _shorten(error.message), _retry_metadata(error))
     raise AssertionError("abort raises")
 

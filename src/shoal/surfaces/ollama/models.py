@@ -6,8 +6,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Container
-from functools import partial
+from collections.abc import AsyncGenerator, Collection, Container
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,7 +14,7 @@ import msgspec
 from shoal._version import __version__
 from shoal.core.lifecycle.lifecycle import Job, Listing
 from shoal.core.protocols import ModelFacts
-from shoal.errors import Forbidden, InvalidValue, ModelNotFound, ModelNotReady, ShoalError, Unauthorized
+from shoal.errors import Forbidden, InvalidValue, ModelNotFound, ModelNotReady, NotAtSource, ShoalError, Unauthorized
 from shoal.http.json import decoder
 from shoal.http.redaction import redact
 from shoal.http.request import Reply, Request
@@ -26,8 +25,10 @@ from shoal.surfaces.ollama.names import (
     add_tag,
     is_library_name,
     match_library_name,
+    show_name,
     split_quantization,
     strip_tag,
+    to_served_name,
 )
 from shoal.surfaces.shared import model_jobs
 from shoal.surfaces.shared.listing import list_models
@@ -51,6 +52,8 @@ FOREVER = "9999-12-31T23:59:59Z"
 _USABLE = {"loaded", "sleeping", "loading", "unloading", "unloaded"}
 _POLL_INTERVAL_S = 0.2  # how often the progress of a pull is checked
 _MAX_SHOWN = 200
+_LAST_STEPS = ("verifying sha256 digest", "writing manifest", "success")
+"""What Ollama reports last. The first two are over by then: a small model is there before its progress is checked."""
 
 
 def find_model(gateway: Gateway, name: str, task: TaskKind) -> tuple[str, str]:
@@ -73,10 +76,14 @@ def find_model(gateway: Gateway, name: str, task: TaskKind) -> tuple[str, str]:
 def _match_model(gateway: Gateway, name: str) -> str | None:
     """Find the served model for a name with a quantization, or for a name of Ollama's library."""
     base, form = split_quantization(name)
-    model = gateway.registry.get(base) if form else None
-    if model is not None:
-        facts = model.card().facts
-        return model.name if facts is None or facts.precision.upper() in (form, "") else None
+    if form:
+        if pulled := gateway.registry.get(to_served_name(name)):
+            return pulled.name
+        if model := gateway.registry.get(base):
+            facts = model.card().facts
+            return model.name if facts is None or facts.precision.upper() in (form, "") else None
+        if "/" in base:  # a repository on the hub: its other quantizations are other models
+            return None
     served = {card.name: [card.name, *card.aliases, *_source_names(card)] for card in gateway.models()}
     return match_library_name(name, served)
 
@@ -94,7 +101,7 @@ async def find_or_load(gateway: Gateway, request: Request, name: str, task: Task
     try:
         return find_model(gateway, name, task)
     except (ModelNotFound, ModelNotReady):
-        plain = split_quantization(strip_tag(name))[0]
+        plain = to_served_name(name)
         plain = LIBRARY.get(plain, plain)
         if not await _is_on_disk(gateway, plain):
             raise
@@ -169,7 +176,7 @@ class ModelCatalog:
         try:
             plain, _ = find_model(self._gateway, name, "generate")
         except (ModelNotFound, ModelNotReady) as error:
-            plain, missing = split_quantization(strip_tag(name))[0], error
+            plain, missing = to_served_name(name), error
             plain = LIBRARY.get(plain, plain)
         else:
             missing = _not_found_error(name, "")
@@ -191,54 +198,45 @@ class ModelTransfers:
     async def pull(self, request: Request) -> Reply:
         """Download a model and load it: the client uses it next, maybe without the right to load it."""
         payload = await self._decode_pull.decode_async(request.body)
-        name, form = self._source(_require_name(payload.model, payload.name))
-        job = model_jobs.get_lifecycle(self._gateway).load(name)
-        check = partial(self._check_form, job, form)
+        job = model_jobs.get_lifecycle(self._gateway).load(self._source(_require_name(payload.model, payload.name)))
         if payload.stream is False:
-            await model_jobs.await_job(request, job, wait=True)
-            check()
+            try:
+                await model_jobs.await_job(request, job, wait=True)
+            except NotAtSource as error:
+                raise _absent_error(error) from None
             return model_jobs.json_reply(wire.OllamaProgress(status="success"))
         request.is_handed_over, request.model = True, job.model
-        return Reply(200, [NDJSON], stream_progress(job, check))
+        return Reply(200, [NDJSON], stream_progress(job))
 
-    def _source(self, reference: str) -> tuple[str, str]:
-        """Return what to load for a name, and the quantization in it. Raises InvalidValue."""
+    def _source(self, reference: str) -> str:
+        """Return what to load for a name, with the quantization in it. Raises InvalidValue."""
         plain = strip_tag(reference)
-        if self._gateway.registry.get(plain) is None and (meant := _match_model(self._gateway, plain)):
-            return meant, ""
-        name, form = split_quantization(plain)
-        name = LIBRARY.get(name, name)
+        base, form = split_quantization(plain)
+        # Only names of Ollama's library mean a served model of that family: a repository is pulled.
+        is_matched = self._gateway.registry.get(plain) is None and (form or "/" not in plain)
+        if is_matched and (meant := _match_model(self._gateway, plain)):
+            return meant
+        name = LIBRARY.get(plain, f"{base}:{form}" if form else plain)
         if is_library_name(name, self._schemes):
             raise InvalidValue(
                 f"'{reference[:_MAX_SHOWN]}' is a name in Ollama's library, which this server does not pull from: "
                 "name a repository on the Hugging Face hub, such as hf.co/org/name",
                 param="model",
             )
-        return model_jobs.check_source(name), form
-
-    def _check_form(self, job: Job, form: str) -> None:
-        """Raise InvalidValue if the loaded quantization is not the requested one."""
-        model = self._gateway.registry.get(job.model) if form else None
-        facts = model.card().facts if model is not None else None
-        if facts is not None and facts.precision.upper() not in (form, ""):
-            raise InvalidValue(
-                f"{job.model} is loaded as {facts.precision.upper()}, not as {form}: if there are several GGUF files, "
-                f"Shoal uses Q4_K_M. Request it as {job.model}",
-                param="model",
-            )
+        return model_jobs.check_source(name)
 
     async def delete(self, request: Request) -> Reply:
         payload = await self._decode_name.decode_async(request.body)
         name = _require_name(payload.model, payload.name)
-        job = model_jobs.get_lifecycle(self._gateway).delete(model_jobs.check_model_name(strip_tag(name)))
+        job = model_jobs.get_lifecycle(self._gateway).delete(model_jobs.check_model_name(to_served_name(name)))
         await model_jobs.await_job(request, job, wait=True)
         if not job.changed:
             raise _not_found_error(name, "")
         return Reply(200)
 
 
-async def stream_progress(job: Job, check: Callable[[], None]) -> AsyncGenerator[bytes]:
-    """Yield the progress of a load, line by line. `check` raises if the finished load is wrong.
+async def stream_progress(job: Job) -> AsyncGenerator[bytes]:
+    """Yield the progress of a load, line by line, from Ollama's first to its last.
 
     A disconnect ends the stream, not the load.
     """
@@ -258,14 +256,14 @@ async def stream_progress(job: Job, check: Callable[[], None]) -> AsyncGenerator
         over.cancel()
     try:
         if job.error is not None:
-            raise job.error
-        check()
+            raise _absent_error(job.error) if isinstance(job.error, NotAtSource) else job.error
     except ShoalError as error:
         yield _encode_line(wire.OllamaError(error=redact(error.message)))
         return
     if full := _complete_bar(previous, None):
         yield _encode_line(full)
-    yield _encode_line(wire.OllamaProgress(status="success"))
+    for status in _LAST_STEPS if job.changed else _LAST_STEPS[-1:]:
+        yield _encode_line(wire.OllamaProgress(status=status))
 
 
 def _complete_bar(last: wire.OllamaProgress | None, now: wire.OllamaProgress | None) -> wire.OllamaProgress | None:
@@ -280,11 +278,17 @@ def _complete_bar(last: wire.OllamaProgress | None, now: wire.OllamaProgress | N
     return msgspec.structs.replace(last, completed=last.total)
 
 
+def _absent_error(error: NotAtSource) -> NotAtSource:
+    """Return the error for a model that the hub does not have, beginning as Ollama's own does."""
+    return error.with_message(f"pull model manifest: file does not exist: {error.message}")
+
+
 def _to_progress(job: Job) -> wire.OllamaProgress:
     progress = wire.OllamaProgress(status=job.stage)
     if job.total:
-        # Clients draw one progress bar per digest.
-        progress.digest = "sha256:" + _hash(job.model, job.stage)
+        # Clients draw one progress bar per digest, and label it with the first digits.
+        digest = _hash(job.model, job.stage)
+        progress.status, progress.digest = f"pulling {digest[:12]}", f"sha256:{digest}"
         progress.total, progress.completed = int(job.total), int(job.done or 0)
     return progress
 
@@ -313,7 +317,7 @@ def _can_load(request: Request) -> bool:
 
 def _list_names(each: Listing) -> list[str]:
     adapters = each.facts.adapters if each.facts is not None else ()
-    return [add_tag(each.name), *(add_tag(each.name, adapter) for adapter in adapters)]
+    return [show_name(each.name, each.source), *(add_tag(each.name, adapter) for adapter in adapters)]
 
 
 def _to_entry(each: Listing, name: str) -> wire.OllamaEntry:
@@ -329,12 +333,12 @@ def _to_entry(each: Listing, name: str) -> wire.OllamaEntry:
 
 
 def _to_running(each: Listing, expires_at: str) -> wire.OllamaRunning:
-    name = add_tag(each.name)
+    name = show_name(each.name, each.source)
     return wire.OllamaRunning(
         name=name,
         model=name,
         size=each.size,
-        digest=_digest(each),
+        digest=_digest(each, name.rpartition(":")[2]),
         details=_details(each.facts),
         expires_at=expires_at,
         size_vram=0,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Container, Mapping
 
+from shoal.names import QUANTIZATION, quantized_name
+
 _LATEST = ":latest"
 _HUBS = ("hf.co/", "huggingface.co/")
 
@@ -60,9 +62,20 @@ def add_tag(name: str, adapter: str = "") -> str:
 def split_quantization(name: str) -> tuple[str, str]:
     """Split `org/name:Q4_K_M` into name and upper-case tag. For any other tag, return the whole name and ""."""
     base, _, tag = name.rpartition(":")
-    if base and _QUANTIZED.fullmatch(tag.lower()):
+    if base and (QUANTIZATION.fullmatch(tag) or _QUANTIZED.fullmatch(tag.lower())):
         return base, tag.upper()
     return name, ""
+
+
+def to_served_name(name: str) -> str:
+    """Return the name under which Shoal serves what a client names: without tag, or that of a quantization."""
+    return quantized_name(*split_quantization(strip_tag(name)))
+
+
+def show_name(name: str, source: str) -> str:
+    """Return the name as Ollama writes it, without `latest`: a quantization is a tag. `source`: the model's address."""
+    base, form = split_quantization(source.removeprefix("hf:").partition("@")[0])
+    return f"{base}:{form}" if form and name == quantized_name(base, form) else add_tag(name)
 
 
 def is_library_name(name: str, schemes: Container[str]) -> bool:

@@ -11,14 +11,19 @@ from shoal.http.errors import OpenAIError, render_error
 from shoal.http.json import decoder
 from shoal.http.operation import DocumentedOperation
 from shoal.http.request import Options, Reply, Request
-from shoal.surfaces.openai import wire_chat, wire_embeddings, wire_responses
+from shoal.surfaces.openai import wire_chat, wire_embeddings
 from shoal.surfaces.openai.chat import Chat
 from shoal.surfaces.openai.completions import Completions
 from shoal.surfaces.openai.embeddings import HEADER_DOCS, Embeddings
-from shoal.surfaces.openai.responses import Responses
-from shoal.surfaces.shared import generation, infinity_models, model_jobs
+from shoal.surfaces.openai.responses import wire as wire_responses
+from shoal.surfaces.openai.responses import wire_output
+from shoal.surfaces.openai.responses.endpoint import Responses
+from shoal.surfaces.openai.responses.store import ResponseStore
+from shoal.surfaces.openai.responses.stored import StoredResponses
+from shoal.surfaces.shared import anthropic_models, generation, infinity_models, model_jobs
 from shoal.surfaces.shared import wire_models as wire
 from shoal.surfaces.shared.listing import get_entry, hide_addresses, list_served
+from shoal.surfaces.shared.owners import Owners
 
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
@@ -32,6 +37,7 @@ _STREAM_DESCRIPTION = (
     "OpenAI-compatible servers and ignored by other backends. Errors of such a server are returned unchanged, with any "
     "status."
 )
+_ANTHROPIC = "With the header `anthropic-version`, the answer has the form of Anthropic's API."
 _EXAMPLE = {"input": ["The food was delicious.", "The waiter sang."], "model": "all-MiniLM-L6-v2"}
 
 
@@ -78,7 +84,9 @@ class OpenAI:
 def _generate_operations(gateway: Gateway, options: Options) -> list[Operation]:
     chat = Chat(gateway, options.heartbeat_s)
     completions = Completions(gateway, options.heartbeat_s, options.max_inputs, chat)
-    responses = Responses(gateway, options.heartbeat_s)
+    store = ResponseStore.create(options.response_store_mb, options.response_store_s)
+    owners = Owners(options)
+    responses = Responses(gateway, options.heartbeat_s, store, owners)
     question = {"role": "user", "content": "What is a shoal?"}
     table: list[tuple[str, Any, str, Any, Any, Any]] = [
         (
@@ -102,7 +110,7 @@ def _generate_operations(gateway: Gateway, options: Options) -> list[Operation]:
             responses,
             "Generate a response to a conversation of items",
             wire_responses.ResponsesRequest,
-            wire_responses.Response,
+            wire_output.Response,
             {"model": _CHAT_MODEL, "input": "What is a shoal?", "max_output_tokens": 64},
         ),
     ]
@@ -123,18 +131,55 @@ def _generate_operations(gateway: Gateway, options: Options) -> list[Operation]:
         )
         for path, endpoint, summary, request, response, example in table
         for prefix in ("/v1", "")
+    ] + _stored_operations(StoredResponses(store, owners))
+
+
+def _stored_operations(stored: StoredResponses) -> list[Operation]:
+    path, errors = "/v1/responses/{id:path}", dict.fromkeys((400, 404, 500), OpenAIError)
+    return [
+        Operation(
+            method="GET",
+            path=path,
+            endpoint=stored.show,
+            summary="Show a stored response",
+            response=wire_output.Response,
+            errors=errors,
+        ),
+        DocumentedOperation(
+            method="GET",
+            path=f"{path}/input_items",
+            endpoint=stored.list_items,
+            summary="List the items that a stored response answers",
+            response=wire_output.ItemList,
+            errors=errors,
+            query={
+                "after": "Id of the last item of the page before.",
+                "limit": "Maximum items of the page, 1 to 100 (default 20).",
+                "order": "By time: `desc` (default) or `asc`.",
+            },
+        ),
+        Operation(
+            method="DELETE",
+            path=path,
+            endpoint=stored.delete,
+            summary="Delete a stored response",
+            response=wire_output.DeletedResponse,
+            errors=errors,
+            single=True,
+        ),
     ]
 
 
 def _model_operations(models: _ModelEndpoints, options: Options) -> list[Operation]:
     listed = wire.InfinityModelList if options.status_dialect == "infinity" else wire.ModelList
     operations: list[Operation] = [
-        Operation(
+        DocumentedOperation(
             method="GET",
             path="/v1/models",
             endpoint=models.list,
             summary="List the served models",
-            response=listed,
+            response=(listed, wire.AnthropicModelList),
+            description=_ANTHROPIC,
             errors=_READ_ERRORS,
         ),
         DocumentedOperation(
@@ -152,12 +197,13 @@ def _model_operations(models: _ModelEndpoints, options: Options) -> list[Operati
             accepted=wire.JobStatus,
             optional=True,
         ),
-        Operation(
+        DocumentedOperation(
             method="GET",
             path="/v1/models/{id:path}",
             endpoint=models.show,
             summary="Show one model",
-            response=wire.ModelEntry,
+            response=(wire.ModelEntry, wire.AnthropicModelEntry),
+            description=_ANTHROPIC,
             errors={**_READ_ERRORS, 404: OpenAIError},
         ),
     ]
@@ -198,12 +244,17 @@ class _ModelEndpoints:
 
     async def list(self, request: Request) -> Reply:
         entries = hide_addresses(request, list_served(self._gateway))
+        if anthropic_models.is_requested(request):
+            return model_jobs.json_reply(anthropic_models.build_list(entries))
         if self._options.status_dialect == "infinity":
             return model_jobs.json_reply(infinity_models.build_list(self._gateway, entries, self._options))
         return model_jobs.json_reply(wire.ModelList(data=entries))
 
     async def show(self, request: Request) -> Reply:
-        return model_jobs.json_reply(*hide_addresses(request, [get_entry(self._gateway, request.parameter)]))
+        (entry,) = hide_addresses(request, [get_entry(self._gateway, request.parameter)])
+        if anthropic_models.is_requested(request):
+            return model_jobs.json_reply(anthropic_models.build_entry(entry))
+        return model_jobs.json_reply(entry)
 
     async def download(self, request: Request) -> Reply:
         payload = await self._decode_model.decode_async(request.body or b"{}")

@@ -53,7 +53,7 @@ def build_task(
     model: str,
     adapter: str,
     *,
-    raw: tuple[str, Fields],
+    raw: tuple[str, Fields] | None,
     extras: Fields,
 ) -> Generate:
     """Build the task. Raises InvalidValue, WrongType and Unsupported, with the field at fault."""

@@ -184,7 +184,9 @@ def _build_task(payload: EmbeddingsRequest, card: ModelCard, suffix: str | None,
         truncation_side=payload.truncation_side, truncation_direction=payload.truncation_direction
     )
     truncate, direction = truncation.parse_truncation(mode, cast(Literal["left", "right"] | None, side))
-    purpose = input_types.resolve_purpose(payload.task, card) if payload.task is not None else input_types.Role()
+    purpose = input_types.Role()
+    if payload.task is not None:
+        purpose = input_types.resolve_purpose(payload.task, card, "task")
     role = input_types.normalize_role(payload.input_type) if payload.input_type is not None else suffix
     normalize = truncation.merge_fields(
         normalize=payload.normalize, normalized=payload.normalized, use_activation=payload.use_activation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 import time
 from collections.abc import Callable
 from typing import NamedTuple, Self
@@ -31,8 +31,9 @@ class AnswerHeader(NamedTuple):
 
     @classmethod
     def create(cls, model: str, prefix: str) -> Self:
-        """Create a header with a new id: the prefix and 32 random characters."""
-        return cls(f"{prefix}{random.getrandbits(128):032x}", int(time.time()), model)
+        """Create a header with a new id: the prefix and 32 random characters, which nobody can guess: stored answers
+        are found by it."""
+        return cls(f"{prefix}{secrets.token_hex(16)}", int(time.time()), model)
 
 
 class CompletionEvents:

@@ -104,7 +104,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
             str,
             Meta(
                 description="`retrieval.query` and `retrieval.passage` are roles; other values select the model's "
-                "prompt of that name, if any. (Jina)",
+                "prompt or task of that name. A model that has tasks rejects others. (Jina)",
                 examples=["retrieval.query"],
             ),
         ]

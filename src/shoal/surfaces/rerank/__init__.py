@@ -180,6 +180,7 @@ def _build_task(payload: wire.RerankRequest, card: ModelCard, query: str, docume
         ),
         cut=truncation.parse_truncation(whole if mode is None else mode),
         max_document_tokens=ranking.resolve_document_tokens(card, max_document_tokens),
+        instruction=ranking.parse_instruction(payload),
     )
 
 

@@ -8,7 +8,16 @@ import msgspec
 from msgspec import Meta
 
 from shoal.surfaces.shared.wire_inputs import Usage
-from shoal.surfaces.shared.wire_ranking import CohereMeta, MaybeDocumentTokens, MaybeModel, MaybeTop, RankText
+from shoal.surfaces.shared.wire_ranking import (
+    CohereMeta,
+    MaybeDocumentTokens,
+    MaybeInstruct,
+    MaybeInstruction,
+    MaybeModel,
+    MaybeTemplateFields,
+    MaybeTop,
+    RankText,
+)
 
 RankInput: TypeAlias = Annotated[str | RankText, Meta(examples=["What is a shoal?"])]
 
@@ -54,6 +63,9 @@ class RerankOptions(msgspec.Struct, kw_only=True):
     ) = None
     rank_fields: Annotated[list[str], Meta(description="Fields of the documents: only `text`. (Cohere)")] | None = None
     return_embeddings: Annotated[bool, Meta(description="True is rejected. (Jina)")] | None = None
+    instruction: MaybeInstruction = None
+    instruct: MaybeInstruct = None
+    chat_template_kwargs: MaybeTemplateFields = None
     user: Annotated[str, Meta(description="Accepted and ignored.")] | None = None
     priority: Annotated[int, Meta(description="Accepted and ignored.")] | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,7 +33,7 @@ _MAX_TOKENS_PER_PIECE = 8
 
 
 class Choice(msgspec.Struct):
-    """One complete answer. `tools` are the model's tool calls, in order."""
+    """One complete answer. `tools` are the model's tool calls, in order; `stop` as in Chunk."""
 
     index: int
     text: str = ""
@@ -41,6 +41,7 @@ class Choice(msgspec.Struct):
     tools: list[ToolCall] = []
     logprobs: list[TokenLogprob] = []
     finish_reason: str = "stop"
+    stop: str = ""
 
 
 class Answer(msgspec.Struct):
@@ -64,37 +65,53 @@ class Answer(msgspec.Struct):
 
 async def collect(chunks: AsyncGenerator[Chunk]) -> Answer:
     """Collect all chunks into one answer, and close them in any case. Raises what the chunks raise."""
-    began = time.monotonic()
-    answer = Answer()
-    parts: dict[int, _Parts] = {}
-    raw: list[bytes] = []
-    dialect = ""
+    collector = AnswerCollector()
     async with aclosing(chunks):
         async for chunk in chunks:
-            answer.first_s = answer.first_s or time.monotonic() - began
-            if chunk.usage is not None:
-                answer.usage = chunk.usage
-            if chunk.replica is not None:
-                answer.replica = chunk.replica
-            if chunk.cut or chunk.ignored:
-                answer.cut += chunk.cut
-                answer.ignored += chunk.ignored
-            if chunk.raw is not None:
-                dialect, piece = chunk.raw
-                raw.append(piece)
-            elif chunk.usage is None:
-                answer.pieces += bool(chunk.text or chunk.reasoning or chunk.tools)
-                parts.setdefault(chunk.index, _Parts()).add(chunk)
-    answer.choices = [parts[index].to_choice(index) for index in sorted(parts)]
-    answer.raw = (dialect, b"".join(raw)) if raw else None
-    answer.seconds = time.monotonic() - began
-    return answer
+            collector.add(chunk)
+    return collector.build_answer()
+
+
+class AnswerCollector:
+    """Puts chunks together, as they come. Measures from its construction."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._answer = Answer()
+        self._parts: dict[int, _Parts] = {}
+        self._raw: list[bytes] = []
+        self._dialect = ""
+
+    def add(self, chunk: Chunk) -> None:
+        answer = self._answer
+        answer.first_s = answer.first_s or time.monotonic() - self._began
+        if chunk.usage is not None:
+            answer.usage = chunk.usage
+        if chunk.replica is not None:
+            answer.replica = chunk.replica
+        if chunk.cut or chunk.ignored:
+            answer.cut += chunk.cut
+            answer.ignored += chunk.ignored
+        if chunk.raw is not None:
+            self._dialect, piece = chunk.raw
+            self._raw.append(piece)
+        elif chunk.usage is None:
+            answer.pieces += bool(chunk.text or chunk.reasoning or chunk.tools)
+            self._parts.setdefault(chunk.index, _Parts()).add(chunk)
+
+    def build_answer(self) -> Answer:
+        """Return the answer of the chunks so far."""
+        answer = self._answer
+        answer.choices = [self._parts[index].to_choice(index) for index in sorted(self._parts)]
+        answer.raw = (self._dialect, b"".join(self._raw)) if self._raw else None
+        answer.seconds = time.monotonic() - self._began
+        return answer
 
 
 class _Parts:
     """Accumulates the pieces of one choice."""
 
-    __slots__ = ("calls", "finish_reason", "logprobs", "reasoning", "text")
+    __slots__ = ("calls", "finish_reason", "logprobs", "reasoning", "stop", "text")
 
     def __init__(self) -> None:
         self.text: list[str] = []
@@ -102,6 +119,7 @@ class _Parts:
         self.calls: dict[int, list[ToolDelta]] = {}
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason = "stop"
+        self.stop = ""
 
     def add(self, chunk: Chunk) -> None:
         if chunk.text:
@@ -112,6 +130,7 @@ class _Parts:
             self.calls.setdefault(delta.index, []).append(delta)
         self.logprobs += chunk.logprobs
         self.finish_reason = chunk.finish_reason or self.finish_reason
+        self.stop = chunk.stop or self.stop
 
     def to_choice(self, index: int) -> Choice:
         calls = [
@@ -119,7 +138,7 @@ class _Parts:
             for _, deltas in sorted(self.calls.items())
         ]
         text, reasoning = "".join(self.text), "".join(self.reasoning)
-        return Choice(index, text, reasoning, calls, self.logprobs, self.finish_reason)
+        return Choice(index, text, reasoning, calls, self.logprobs, self.finish_reason, self.stop)
 
 
 async def generate_reply(
@@ -130,24 +149,30 @@ async def generate_reply(
     frames: Callable[[], StreamEncoder],
     body: Callable[[Answer], bytes],
     heartbeat_s: float,
+    ignored: Sequence[str] = (),
 ) -> Reply:
     """Run a task and return its reply: a stream, or the whole answer.
 
-    An upstream's raw reply in the same dialect is passed through unchanged. Raises what the gateway raises before the
-    first chunk.
+    An upstream's raw reply in the same dialect is passed through unchanged. `ignored`: what of the request is not in
+    the task, and so in no other reply. Raises what the gateway raises before the first chunk.
     """
     request.model, request.items = task.model, task.choices
     chunks = gateway.stream(task, request.context())
     if task.stream:
         stream = await open_stream_body(chunks, frames(), heartbeat_s, request_id=request.id, exchange=request.exchange)
-        return Reply(200, [*EVENT_STREAM, *prompt_headers(stream.first)], stream)
+        return Reply(200, [*EVENT_STREAM, *_list_remarks(stream.first, ignored)], stream)
     answer = await collect(chunks)
     request.usage = answer.usage
     timing = b"total;dur=%.2f" % (answer.seconds * 1000)
     if answer.usage and estimate_answer_start(answer.usage, answer.first_s, answer.seconds, answer.pieces) is not None:
         timing = b"first;dur=%.2f, %b" % (answer.first_s * 1000, timing)
     content = answer.raw[1] if answer.raw is not None else body(answer)
-    return Reply(200, [JSON, (b"server-timing", timing), *prompt_headers(answer)], content)
+    return Reply(200, [JSON, (b"server-timing", timing), *_list_remarks(answer, ignored)], content)
+
+
+def _list_remarks(answer: Answer | Chunk | None, ignored: Sequence[str]) -> Headers:
+    """Return the headers of an answer. A server that got the request as it came has ignored nothing of it."""
+    return prompt_headers(answer, ignored if answer is None or answer.raw is None else ())
 
 
 def estimate_answer_start(usage: Usage, first_s: float, seconds: float, pieces: int) -> float | None:
@@ -172,13 +197,15 @@ class PromptRemarks(Protocol):
     def replica(self) -> int | None: ...
 
 
-def prompt_headers(remarks: PromptRemarks | None) -> Headers:
-    """Return the headers that report left-out messages, ignored fields and the replica."""
+def prompt_headers(remarks: PromptRemarks | None, left_out: Sequence[str] = ()) -> Headers:
+    """Return the headers that report left-out messages, ignored fields and the replica. `left_out`: further ignored
+    fields."""
     made: Headers = []
+    ignored = (*left_out, *(remarks.ignored if remarks is not None else ()))
     if remarks is not None and remarks.replica is not None:
         made.append((b"x-shoal-backend", b"%d" % remarks.replica))
     if remarks is not None and remarks.cut:
         made.append((b"x-shoal-prompt-cut", b"%d" % remarks.cut))
-    if remarks is not None and remarks.ignored:
-        made.append((b"x-shoal-ignored", ", ".join(remarks.ignored).encode()))
+    if ignored:
+        made.append((b"x-shoal-ignored", ", ".join(ignored).encode()))
     return made

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.errors import InvalidValue
+
 if TYPE_CHECKING:
     from shoal.core.gateway import Gateway
     from shoal.core.registry import ModelCard
@@ -15,6 +17,9 @@ _ROLES = {
     "retrieval.query": "query",
     "retrieval.passage": "document",
 }
+_SIMILAR = {"clustering": "separation"}
+"""Names of one dialect by the name that another has for the same purpose: Jina's task for clustering."""
+
 _SUFFIXES = {"-query": "query", "-passage": "document"}
 
 
@@ -30,15 +35,20 @@ def normalize_role(name: str) -> str:
     return _ROLES.get(name, name)
 
 
-def resolve_purpose(name: str, card: ModelCard) -> Role:
+def resolve_purpose(name: str, card: ModelCard, param: str) -> Role:
     """Resolve Cohere's or Jina's purpose of vectors: one side of a search, or the model's prompt of that name.
 
-    A purpose without such a prompt has no effect.
+    A purpose without such a prompt has no effect, unless the model has vectors for several: then this raises an
+    InvalidValue, naming the field `param`, that lists them.
     """
     if name in _ROLES:
         return Role(input_type=_ROLES[name])
-    prompts = card.facts.prompts if card.facts is not None else {}
-    return Role(prompt_name=name) if name in prompts else Role()
+    facts = card.facts
+    found = [each for each in (name, _SIMILAR.get(name)) if facts is not None and each in facts.prompts]
+    if facts is not None and facts.embedding_tasks and not found:
+        known = ", ".join(facts.embedding_tasks)
+        raise InvalidValue(f"the model has no task {name!r}; it has: {known}", param=param)
+    return Role(prompt_name=found[0]) if found else Role()
 
 
 def strip_role_suffix(gateway: Gateway, name: str) -> tuple[str, str | None]:

@@ -161,6 +161,7 @@ def _add_facts(entry: wire.ModelEntry, facts: ModelFacts) -> None:
     entry.vectors = list(facts.vectors) if "embed" in facts.tasks else []
     entry.labels = list(facts.labels)
     entry.modalities = [] if facts.modalities == ("text",) else list(facts.modalities)
+    entry.vision = facts.details.get("vision") is True
     entry.max_input_tokens = facts.max_input_tokens
     entry.max_model_len = facts.context_tokens
     entry.precision = facts.precision or None
@@ -201,7 +202,9 @@ def _architecture(tasks: Iterable[str], facts: ModelFacts | None) -> wire.Archit
         outputs.append("scores")
     if "embed" in tasks or not outputs:
         outputs.append("embeddings")
-    modalities = facts.modalities if facts is not None else ("text",)
+    modalities: tuple[str, ...] = facts.modalities if facts is not None else ("text",)
+    if facts is not None and facts.details.get("vision") is True and "image" not in modalities:
+        modalities = (*modalities, "image")
     return wire.Architecture(input_modalities=[*modalities], output_modalities=outputs)
 
 

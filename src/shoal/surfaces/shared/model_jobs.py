@@ -11,7 +11,7 @@ from shoal.core.lifecycle.lifecycle import Job, Lifecycle, LoadOptions
 from shoal.errors import InvalidValue, ModelNotFound, Unsupported
 from shoal.http.redaction import redact
 from shoal.http.request import JSON, Reply, Request
-from shoal.names import NAME, NAME_RULE, RESERVED, is_name
+from shoal.names import NAME, NAME_RULE, QUANTIZATION, RESERVED, is_name
 from shoal.surfaces.shared import wire_models as wire
 from shoal.surfaces.shared.listing import list_models
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 WAIT = {"wait": "false: return 202 with a job at once instead of waiting until it is done."}
 
 # The loader checks the rest: the @revision after a name, and addresses. Nothing else may begin like a path.
-_SOURCE = re.compile(rf"{NAME}(?:@[A-Za-z0-9._/-]{{1,96}})?|[a-z][a-z0-9+]*:[\x21-\x5b\x5d-\x7e]{{0,512}}")
+_SOURCE = re.compile(
+    rf"{NAME}(?::(?i:{QUANTIZATION.pattern}))?(?:@[A-Za-z0-9._/-]{{1,96}})?|[a-z][a-z0-9+]*:[\x21-\x5b\x5d-\x7e]{{0,512}}"
+)
 _STEPS = re.compile(r"(?:^|[/:@#])\.{1,2}(?:$|[/@#])")
 _MAX_SHOWN = 200
 _ENCODE = msgspec.json.Encoder()

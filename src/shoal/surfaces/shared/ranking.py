@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import orjson
 
-from shoal.errors import EmptyInput, InvalidValue, Unsupported
+from shoal.errors import EmptyInput, InvalidValue, Unsupported, WrongType
 from shoal.http.json.refused import is_set
 from shoal.http.request import Body
 from shoal.surfaces.shared import truncation, vector_encoding
 from shoal.surfaces.shared.input_parsing import check_count
-from shoal.surfaces.shared.wire_ranking import RankText
+from shoal.surfaces.shared.wire_ranking import Instructed, RankText
 from shoal.types import Array, Direction, Rerank, Scored
 
 if TYPE_CHECKING:
     from shoal.core.registry import ModelCard
+
+_KWARGS = "chat_template_kwargs"
 
 DOCUMENTS_A_UNIT = 100
 """Documents per search unit: Cohere counts a query with up to this many documents as one."""
@@ -62,6 +64,20 @@ def wants_raw_scores(raw_scores: bool | None, use_activation: bool | None) -> bo
     return bool(raw_scores) or use_activation is False
 
 
+def parse_instruction(payload: Instructed) -> str | None:
+    """Return the request's instruction, None for the model's default. Raises InvalidValue for names with different
+    values, WrongType for one that is no text, and Unsupported for other variables of a template."""
+    names = ("instruction", "instruct")
+    more = {name: value for name, value in (payload.chat_template_kwargs or {}).items() if value is not None}
+    for name, value in more.items():
+        if name not in names:
+            raise Unsupported(f"'chat_template_kwargs' has {name[:200]!r}; only {names} can be set.", param=_KWARGS)
+        if not isinstance(value, str):
+            raise WrongType(f"'chat_template_kwargs.{name}' must be a string.", param=_KWARGS)
+    given = {name: getattr(payload, name) for name in names} | {f"{_KWARGS}.{name}": more[name] for name in more}
+    return cast(str | None, truncation.merge_fields(**{name: value or None for name, value in given.items()}))
+
+
 def build_task(
     card: ModelCard,
     query: str,
@@ -70,6 +86,7 @@ def build_task(
     raw: bool = False,
     cut: tuple[bool | None, Direction] = (None, "right"),
     max_document_tokens: int | None = None,
+    instruction: str | None = None,
 ) -> Rerank:
     return Rerank(
         model=card.name,
@@ -79,6 +96,7 @@ def build_task(
         truncate=cut[0],
         truncation_direction=cut[1],
         max_document_tokens=max_document_tokens,
+        instruction=instruction,
     )
 
 

@@ -61,6 +61,7 @@ class ModelEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
         list[str],
         Meta(description="Input types, if not only text.", examples=[["text", "image"]]),
     ] = []
+    vision: Annotated[bool, Meta(description="Whether its chats may hold images.")] = False
     max_input_tokens: int | None = None
     max_model_len: Annotated[int | None, Meta(description="Maximum tokens of prompt and answer together.")] = None
     parent: Annotated[str | None, Meta(description="For an adapter: the model that it belongs to.")] = None
@@ -116,6 +117,23 @@ class InfinityModelEntry(ModelEntry, kw_only=True, omit_defaults=True):
 class InfinityModelList(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
     data: list[InfinityModelEntry]
+
+
+class AnthropicModelEntry(msgspec.Struct, kw_only=True, tag_field="type", tag="model"):
+    """A model in the form of Anthropic's API."""
+
+    id: str
+    display_name: str
+    created_at: Annotated[str, Meta(description="RFC 3339 time at which it was first served, or created.")]
+
+
+class AnthropicModelList(msgspec.Struct, kw_only=True):
+    """All models, on one page."""
+
+    data: list[AnthropicModelEntry]
+    has_more: Literal[False] = False
+    first_id: str | None
+    last_id: str | None
 
 
 class ModelName(msgspec.Struct, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +26,31 @@ MaybeTop: TypeAlias = (
 MaybeDocumentTokens: TypeAlias = (
     Annotated[int, Meta(ge=0, description="Truncate each document to this many tokens; 0: no limit.")] | None
 )
+
+
+MaybeInstruction: TypeAlias = (
+    Annotated[
+        str,
+        Meta(
+            description="What makes a document relevant, in place of the model's default. Only of rerankers made from "
+            "language models."
+        ),
+    ]
+    | None
+)
+MaybeInstruct: TypeAlias = Annotated[str, Meta(description="Same as `instruction`. (SGLang)")] | None
+MaybeTemplateFields: TypeAlias = (
+    Annotated[dict[str, Any], Meta(description="Only `instruction` or `instruct`, with the same meaning. (vLLM)")]
+    | None
+)
+
+
+class Instructed(Protocol):
+    """A request with an instruction, under the names of several servers."""
+
+    instruction: MaybeInstruction
+    instruct: MaybeInstruct
+    chat_template_kwargs: MaybeTemplateFields
 
 
 class RankText(msgspec.Struct, kw_only=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from shoal.errors import EmptyInput, InvalidValue, Malformed, ShoalError, TooManyInputs, WrongType
+from shoal.errors import InvalidValue, Malformed, ShoalError, TooManyInputs, WrongType
 from shoal.http.json import decoder
 from shoal.http.json.refused import UnreadField, is_set
 from shoal.http.request import JSON, Options, Reply, Request
@@ -93,8 +93,6 @@ class TeiDefault:
         """
         payload = await self._vertex.decode_async(request.body)
         instances = [memoryview(each) for each in payload.instances[: self._limit]]
-        if not instances:
-            raise EmptyInput("`instances` cannot be empty", param="instances")
         for at, each in enumerate(instances):
             if bytes(each[:1]) != b"{":
                 place = f"instances[{at}]"

@@ -113,6 +113,7 @@ class _ScoreEndpoint:
             raw_scores=payload.use_activation is False,
             truncate=truncate,
             truncation_direction=direction,
+            instruction=ranking.parse_instruction(payload),
         )
         result = await run_task(self._gateway, request, task)
         scores = result.scores[:, 0]

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal.surfaces.shared.wire_inputs import TokenId
+from shoal.surfaces.shared.wire_ranking import MaybeInstruct, MaybeInstruction, MaybeTemplateFields
 
 MaybeModel: TypeAlias = (
     Annotated[str, Meta(description="Name or alias of a served model. Default: the first one that supports the task.")]
@@ -44,6 +45,9 @@ class ScoreRequest(PoolingOptions, kw_only=True):
     queries: MaybeTexts = None
     documents: MaybeTexts = None
     items: MaybeTexts = None
+    instruction: MaybeInstruction = None
+    instruct: MaybeInstruct = None
+    chat_template_kwargs: MaybeTemplateFields = None
 
 
 class ScoreUsage(msgspec.Struct, kw_only=True):

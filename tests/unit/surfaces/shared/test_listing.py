@@ -105,4 +105,13 @@ def test_input_kinds_follow_from_the_facts() -> None:
     listing._add_facts(entry, facts)
     assert entry.modalities == ["text", "image"]
     listing._add_facts(entry, replace(facts, modalities=("text",)))
-    assert entry.modalities == []
+    assert (entry.modalities, entry.vision) == ([], False)
+
+
+def test_chats_that_take_images() -> None:
+    """Images of chats are apart from those that a model embeds."""
+    facts = ModelFacts(source="s", backend="fake", tasks=("generate",), details={"vision": True})
+    entry = listing._entry("m", 0, listing._UNRESPONSIVE)
+    listing._add_facts(entry, facts)
+    assert (entry.modalities, entry.vision) == ([], True)
+    assert listing._architecture(["generate"], facts).input_modalities == ["text", "image"]

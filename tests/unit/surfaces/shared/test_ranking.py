@@ -47,8 +47,9 @@ def test_roles() -> None:
         "query",
         "other",
     ]
-    assert resolve_purpose("search_document", card(1)).input_type == "document"
-    assert resolve_purpose("clustering", card(1)) == resolve_purpose("clustering", card(1, known=False)) == (None, None)
+    assert resolve_purpose("search_document", card(1), "task").input_type == "document"
+    for known in (True, False):
+        assert resolve_purpose("clustering", card(1, known=known), "input_type") == (None, None)
 
 
 def test_searches() -> None:
