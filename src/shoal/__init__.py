@@ -11,24 +11,40 @@ from shoal._version import __version__
 
 if TYPE_CHECKING:
     from shoal.errors import ShoalError
-    from shoal.python.api import Label, Match, Ranked, Shoal, open
+    from shoal.python.answers import Answer, AnswerPiece, AnswerStream, AsyncAnswerStream
+    from shoal.python.api import Shoal, open
+    from shoal.python.results import Label, Match, ModelInfo, Ranked
     from shoal.types import Image
 
-__all__ = ["Image", "Label", "Match", "Ranked", "Shoal", "ShoalError", "__version__", "open"]
+_PLACES = {
+    **dict.fromkeys(("Shoal", "open"), "shoal.python.api"),
+    **dict.fromkeys(("Label", "Match", "ModelInfo", "Ranked"), "shoal.python.results"),
+    **dict.fromkeys(("Answer", "AnswerPiece", "AnswerStream", "AsyncAnswerStream"), "shoal.python.answers"),
+    "Image": "shoal.types",
+    "ShoalError": "shoal.errors",
+}
+
+__all__ = [
+    "Answer",
+    "AnswerPiece",
+    "AnswerStream",
+    "AsyncAnswerStream",
+    "Image",
+    "Label",
+    "Match",
+    "ModelInfo",
+    "Ranked",
+    "Shoal",
+    "ShoalError",
+    "__version__",
+    "open",
+]
 
 
 def __getattr__(name: str) -> Any:
     """The Python API when it is first asked for: `import shoal` alone is to cost nothing."""
-    if name == "ShoalError":
-        from shoal import errors
+    if name not in _PLACES:
+        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    import importlib
 
-        return errors.ShoalError
-    if name == "Image":
-        from shoal import types
-
-        return types.Image
-    if name in __all__:
-        from shoal.python import api
-
-        return getattr(api, name)
-    raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)

@@ -59,11 +59,13 @@ from typing import ClassVar, Self
 class ShoalError(Exception):
     """The root: `message` is for people and contains the next step; `param` names the field at fault, if one is.
 
-    `retry_after` is seconds until another try may succeed, when that is known.
+    `retry_after` is seconds until another try may succeed, when that is known. `request_id`: of the request that is
+    answered with this error, for dialects that show it.
     """
 
     kind: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
+    request_id: str = ""
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -84,6 +86,12 @@ class ShoalError(Exception):
     def at_input(self, index: int) -> Self:
         """The same error, saying which of a request's inputs it is about (counted from 0, as in the request)."""
         return self.with_message(f"input {index}: {self.message}")
+
+    def for_request(self, request_id: str) -> Self:
+        """The same error as the answer to one request: a copy, because several may have the same one."""
+        error = copy(self)
+        error.request_id = request_id
+        return error
 
     def with_message(self, message: str) -> Self:
         """The same error in other words, for where it is told: a copy, so that who else has it keeps its own."""
@@ -227,7 +235,8 @@ class OutOfMemory(BackendError):
 
 class UpstreamRefused(BackendError):
     """`status` and `body` (with its `content_type`) as the server sent them; the message says the same in short.
-    `server` is its address, which clients must not see in either; empty if unknown."""
+    `server` is its address, which clients must not see in either; empty if unknown. With a status of 500 or above the
+    server failed: its kind is that of UpstreamFailed."""
 
     kind = "upstream"
 
@@ -244,6 +253,8 @@ class UpstreamRefused(BackendError):
     ) -> None:
         super().__init__(message, param=param, retry_after=retry_after)
         self.status = status
+        if status >= 500 and status != 501:  # a route that the server does not have
+            vars(self)["kind"] = UpstreamFailed.kind  # the class has the kind of refusals
         self.body = body
         self.content_type = content_type
         self.server = server

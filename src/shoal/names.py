@@ -17,6 +17,9 @@ NAME_RULE = (
 RESERVED = frozenset({"sse", "load", "unload"})
 """Of the grammar, and no names all the same: the API's routes have them in a name's place."""
 
+QUANTIZATION = re.compile(r"(?:ud-)?(?:i?q|tq)\d[a-z0-9_]{0,12}|b?f16|fp16|f32|mxfp4(?:_moe)?", re.IGNORECASE)
+"""The quantizations in names of GGUF files: Q4_K_M, IQ4_XS, UD-Q4_K_XL, BF16."""
+
 _PART = re.compile(PART)
 _NAME = re.compile(NAME)
 
@@ -24,6 +27,11 @@ _NAME = re.compile(NAME)
 def is_part(text: str) -> bool:
     """Whether `text` may be one side of a name: safe as a folder, and the same in a URL."""
     return _PART.fullmatch(text) is not None
+
+
+def quantized_name(repository: str, form: str) -> str:
+    """Return the name of a model in one of several quantizations; the repository's own name without a `form`."""
+    return f"{repository}-{form}" if form else repository
 
 
 def is_name(text: str) -> bool:

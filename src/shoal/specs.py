@@ -5,7 +5,7 @@ Kept in the manifest of a stored model; plain frozen structs like those of `type
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -14,15 +14,34 @@ from shoal.types import TaskKind, VectorKind
 Activation: TypeAlias = Literal["identity", "sigmoid", "softmax"]
 
 
+class PairTemplate(msgspec.Struct, frozen=True, kw_only=True):
+    """Makes one text of a query and a document: the Jinja `source` of a model's `file`, over messages with the roles
+    "system" (a prompt, if there is one), "query" and "document", as sentence-transformers reads them.
+
+    `structured`: contents are lists of parts, not texts. `variables`: further ones, special tokens included. `apart`: a
+    mark in the text, at which it is split into parts that are tokenized apart ("": it is tokenized as a whole).
+    `max_query`: tokens to which the part with the query is then cut; `max_pair`: those from it to the document's.
+    """
+
+    source: str
+    file: str
+    structured: bool = False
+    variables: dict[str, Any] = {}
+    apart: str = ""
+    max_query: int | None = None
+    max_pair: int | None = None
+
+
 class ScoreSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A classifier's or cross-encoder's head: `output` float32 [b, labels] holds logits. `activation` is what the model
     puts over them where raw scores were not asked for; with one label it is a reranker. `pairs`: it was trained on two
-    texts; a text alone is read as one."""
+    texts; a text alone is read as one. `template`: a pair is one text made by it, and nothing else is read."""
 
     labels: tuple[str, ...]
     activation: Activation
     output: str = "logits"
     pairs: bool = True
+    template: PairTemplate | None = None
 
 
 class SparseSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +101,8 @@ class PartsSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `encoder`: the folder of config.json. `after`: over a pooled vector, as `TextSpec.modules` names them. `late`: over
     each token's vector, before it is made a unit vector. `token_weights`: from a token's vector to its one weight.
-    `splade`: how logits become weights, (over the tokens, of log(1 + relu) or of the logarithm twice).
+    `splade`: how logits become weights, (over the tokens, of log(1 + relu) or of the logarithm twice). `answers`: the
+    token ids of a language model that scores by the logit of the first, minus that of the second if there is one.
     """
 
     encoder: str = ""
@@ -90,13 +110,15 @@ class PartsSpec(msgspec.Struct, frozen=True, kw_only=True):
     late: tuple[LayerSpec, ...] = ()
     token_weights: LayerSpec | None = None
     splade: tuple[Literal["max", "sum"], Literal["relu", "log1p_relu"]] = ("max", "relu")
+    answers: tuple[int, ...] = ()
 
 
 class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How a text model's inputs are made and its outputs read, as the files of the model say; kept in its manifest.
 
     `tokenizer`: path of tokenizer.json inside the model's folder. `inputs`: the graph's input names, of `input_ids`,
-    `attention_mask`, `token_type_ids`, `position_ids`, `pooling_mask`. `max_tokens` counts special tokens.
+    `attention_mask`, `token_type_ids`, `position_ids`, `pooling_mask`, `adapter_ids`. `max_tokens` counts special
+    tokens.
     `lower_case`: do_lower_case of the sentence_bert_config (beyond what the tokenizer does itself).
     `modules` names what follows the pooling, in order ("dense:tanh", "layer_norm", "normalize").
     `include_prompt` False: the prompt's tokens are left out of pooling (`pooling_mask`).
@@ -111,6 +133,9 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     other (SigLIP); 0: only as far as its batch needs. `cleaning` "canonical": what SiglipTokenizer does to a text
     beyond the tokenizer.json, after `lower_case`: ASCII punctuation goes, runs of white space become one blank, and
     none stays at the ends.
+    `embedding_tasks`: purposes for which the model has an adapter each (Jina's v3), in the order of `adapter_ids`,
+    which start at 1; each is a name of `prompts`, too. `default_embedding_task`: for texts without a task (None: no
+    adapter).
     """
 
     tokenizer: str
@@ -138,6 +163,8 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     parts: PartsSpec | None = None
     pad_to: int = 0
     cleaning: Literal["", "canonical"] = ""
+    embedding_tasks: tuple[str, ...] = ()
+    default_embedding_task: str | None = None
 
     @property
     def tasks(self) -> tuple[TaskKind, ...]:

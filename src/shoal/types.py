@@ -74,6 +74,7 @@ class Rerank(msgspec.Struct, frozen=True, kw_only=True, tag="rerank"):
 
     `raw_scores`: as the model gives them, without its activation. `truncate` None follows the model's setting; of a
     pair that is too long the longer text is cut, token by token. `max_document_tokens` cuts a document by itself first.
+    `instruction`: what makes a document relevant, in place of the model's default; only of models that take one.
     """
 
     kind: ClassVar[TaskKind] = "rerank"
@@ -85,6 +86,7 @@ class Rerank(msgspec.Struct, frozen=True, kw_only=True, tag="rerank"):
     truncate: bool | None = None
     truncation_direction: Direction = "right"
     max_document_tokens: int | None = None
+    instruction: str | None = None
 
     @property
     def items(self) -> Sequence[Item]:
@@ -155,11 +157,15 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 class Guide(msgspec.Struct, frozen=True, kw_only=True):
     """What the answer must look like. `value`: the JSON text of a schema, a regular expression, a grammar; "" for
-    json_object, a JSON list of texts for choice. `field`: what the client called it."""
+    json_object, a JSON list of texts for choice. `field`: what the client called it. `name` and `strict`: what else the
+    client says of a schema, for servers that want it. `optional`: answer without it where it cannot be used."""
 
     kind: Literal["json_object", "json_schema", "regex", "grammar", "choice", "structural_tag"]
     value: str = ""
     field: str = "response_format"
+    name: str = ""
+    strict: bool | None = None
+    optional: bool = False
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,6 +202,13 @@ Fields: TypeAlias = dict[str, msgspec.Raw]
 """The fields of a JSON object, each value as received."""
 
 
+class Untranslated(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the fields of a task do not say all of its `raw` body: the message for the client, and the field at fault."""
+
+    message: str
+    param: str | None = None
+
+
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Continue each of `prompts`, or answer the conversation `messages`: one of the two is not empty.
 
@@ -204,8 +217,11 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     `tool_choice`: "auto", "none", "required", or "function", which means the one named `tool_name`.
     `continue_final`: the last message is the beginning of the answer. `template_kwargs` go to the chat template.
     `include_reasoning` False: leave out what the model thinks. `adapter`: a LoRA of the model, by the name that clients
-    use. `raw`: the dialect ("openai.chat", "openai.completions", "openai.responses") and the fields of the body as the
-    client sent them, for backends that speak it themselves. Those that no version of Shoal knows are in `extras`, too.
+    use. `raw`: the dialect ("openai.chat", "openai.completions", "openai.responses", "anthropic.messages") and the
+    fields of the body as the client sent them, for backends that speak it themselves. Those that no version of Shoal
+    knows are in `extras`, too.
+    `untranslated`: only a backend that speaks the dialect of `raw` itself can answer this task.
+    `drop_oldest`: the oldest turns of a conversation that is too long may be left out.
     `names`: what the client calls fields of `sampling`, where its API has other names than OpenAI's and vLLM's.
     """
 
@@ -230,6 +246,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     adapter: str = ""
     raw: tuple[str, Fields] | None = None
     extras: Fields = {}
+    untranslated: Untranslated | None = None
+    drop_oldest: bool = False
     names: dict[str, str] = {}
 
     @property
@@ -249,7 +267,10 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
     `deadline` is absolute, in seconds of the monotonic clock, which all processes of a host share. `client` is the
     key, else the trusted user header, else the peer address. `traffic` None lets the request's size decide. `session`:
-    what the client says this request belongs to; "" if nothing.
+    what the client says this request belongs to; "" if nothing. `surface`: the name of the API that it came by, "" for
+    none. `trace`: the span that this is a part of, as the W3C's
+    `traceparent` and, after a space, `tracestate`; "" without traces. `arrived`: when the request did, by the monotonic
+    clock of its machine, which tells it from others with the same id; 0 outside of requests.
     """
 
     id: str
@@ -257,6 +278,9 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     client: str = ""
     traffic: TrafficClass | None = None
     session: str = ""
+    surface: str = ""
+    trace: str = ""
+    arrived: float = 0.0
 
     def remaining(self, now: float | None = None) -> float:
         """Seconds left, never negative."""
@@ -349,7 +373,8 @@ class ToolDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of the choice at `index`; its last one carries its `finish_reason` ("stop", "length", "tool_calls",
-    "content_filter"), and nothing of that choice follows.
+    "content_filter"), and nothing of that choice follows. `stop`: beside the reason, the stop text that ended the
+    choice, if one did and the backend says so.
 
     `usage` is that of the whole request: it comes once, on the stream's last chunk, which holds nothing else. `raw`:
     (dialect, bytes) as an upstream sent them, whole events or the whole body, so that passing them on stays
@@ -362,6 +387,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     index: int = 0
     finish_reason: str | None = None
+    stop: str = ""
     reasoning: str = ""
     tools: list[ToolDelta] = []
     logprobs: list[TokenLogprob] = []

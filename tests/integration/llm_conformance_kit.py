@@ -283,7 +283,7 @@ def start_stack(triton: Triton, folder: Path, *flags: str, pace: str = "") -> It
                 tables.append(f'chat_template = "{folder / "chatml.jinja"}"')
             elif kind.script_style in ("pieces", "ids"):
                 tables.append(f'tokenizer = "{files}"')
-            if kind.name == "bls":  # the server's own calls between models crash under concurrency
+            if kind.name == "bls":  # see triton_models/bls.py
                 tables.append("max_streams = 1")
         env = {"SHOAL_HOME": str(folder / "home")}
         names = [kind.name for kind in KINDS]

@@ -255,6 +255,37 @@ def test_responses_as_a_stream(client: openai.OpenAI) -> None:
     assert "".join(event.delta for event in raw if event.type == "response.output_text.delta") == "a b"
 
 
+def test_stored_responses(client: openai.OpenAI) -> None:
+    """A conversation goes on from a response, which is shown, listed and deleted; so it does in a stream."""
+    first = client.responses.create(model=MODEL, input="one")
+    again = client.responses.create(model=MODEL, input="two", previous_response_id=first.id)
+    assert (again.output_text, again.previous_response_id) == ("two", first.id)
+    assert client.responses.retrieve(again.id).output_text == "two"
+    items: Any = client.responses.input_items.list(again.id, order="asc").data
+    assert [(item.role, item.content[0].text) for item in items] == [
+        *(("user", "one"), ("assistant", "one"), ("user", "two"))
+    ]
+    with client.responses.stream(model=MODEL, input="three", previous_response_id=again.id) as stream:
+        stream.until_done()
+        third = stream.get_final_response()
+    assert len(client.responses.input_items.list(third.id).data) == 5
+    client.responses.delete(again.id)
+    with pytest.raises(openai.NotFoundError, match="not stored here"):
+        client.responses.retrieve(again.id)
+
+
+def test_custom_tools(client: openai.OpenAI) -> None:
+    """A tool whose input is a text: the client's accumulator knows its events."""
+    called = '<tool_call> {"name": "write", "arguments": {"input": "a b"}} </tool_call>'
+    tool: Any = {"type": "custom", "name": "write", "description": "Writes"}
+    with client.responses.stream(model=MODEL, input=called, tools=[tool]) as stream:
+        kinds = [event.type for event in stream]
+        (item,) = stream.get_final_response().output
+    assert "response.custom_tool_call_input.done" in kinds
+    assert item.type == "custom_tool_call"
+    assert (item.name, item.input) == ("write", "a b")
+
+
 def test_embeddings_beside_it(client: openai.OpenAI) -> None:
     """The server still embeds with the same model."""
     reply = client.embeddings.create(model=MODEL, input=["one", "two"])

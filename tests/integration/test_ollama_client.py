@@ -10,7 +10,9 @@ import numpy as np
 import ollama
 import pytest
 
+from shoal.names import quantized_name
 from tests.integration.server_kit import Server, ShoalServer, wait_until
+from tests.integration.triton_app_kit import hub_with
 
 MODEL = "talker"
 ANSWER = "three little words"
@@ -177,9 +179,50 @@ def test_a_client_that_leaves(client: ollama.Client, server: Server) -> None:
     pieces = client.generate(MODEL, "a " * 100_000, stream=True)
     next(iter(pieces))
     pieces.close()  # type: ignore[attr-defined]  # a generator, whatever its annotation says
-    left = "shoal_requests_total{" + f'model="{MODEL}",outcome="cancelled",task="generate"' + "} 1.0"
+    left = "shoal_requests_total{" + f'model="{MODEL}",outcome="cancelled",surface="ollama",task="generate"' + "} 1.0"
     wait_until(lambda: _counted(server, left), server.process, server.log)
 
 
 def _counted(server: Server, line: str) -> bool:
     return line in server.request("GET", "/metrics")[2].decode()
+
+
+class TestPullFromTheHub:
+    """GGUF files of a hub on this machine."""
+
+    REPOSITORY = "org/tiny-GGUF"
+
+    @pytest.fixture
+    def client(self, shoal_server: ShoalServer, tmp_path: Path) -> Iterator[ollama.Client]:
+        gguf = (Path(__file__).parents[1] / "fixtures" / "tiny_llama.gguf").read_bytes()
+        files = {"tiny-Q4_K_M.gguf": gguf, "tiny-Q8_0.gguf": gguf, "README.md": b"# tiny"}
+        with hub_with({self.REPOSITORY: files}) as hub:
+            env = {"SHOAL_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub}
+            server = shoal_server([f"{MODEL}=fake:"], "--as", "ollama", env=env)
+            with ollama.Client(server.base_url) as client:
+                yield client
+
+    def test_by_quantization(self, client: ollama.Client) -> None:
+        """The client sees each step, and the model answers to the name it was pulled by."""
+        name = f"hf.co/{self.REPOSITORY}:Q8_0"
+        steps = list(client.pull(name, stream=True))
+        assert [steps[0].status, steps[-1].status] == ["pulling manifest", "success"]
+        assert [step.status for step in steps[-3:-1]] == ["verifying sha256 digest", "writing manifest"]
+        assert f"{self.REPOSITORY}:Q8_0" in [each.model for each in client.list().models]
+        assert client.generate(name, "one", options={"num_predict": 2, "temperature": 0}).eval_count == 2
+        source = client.show(name).modelfile
+        assert source is not None
+        assert source.startswith(f"FROM hf:{self.REPOSITORY}:Q8_0")
+        client.pull(f"hf.co/{self.REPOSITORY}:latest")
+        assert {quantized_name(self.REPOSITORY, "Q8_0"), self.REPOSITORY} <= {
+            str(each.model).replace(":latest", "").replace(":", "-") for each in client.list().models
+        }
+        client.delete(name)
+        assert f"{self.REPOSITORY}:Q8_0" not in [each.model for each in client.list().models]
+
+    def test_what_the_hub_does_not_have(self, client: ollama.Client) -> None:
+        """A repository, or a quantization: the client raises the server's reason."""
+        with pytest.raises(ollama.ResponseError, match="pull model manifest: file does not exist"):
+            client.pull("hf.co/org/none:Q8_0")
+        with pytest.raises(ollama.ResponseError, match=r"0 of its GGUF files are Q5_K_M.*Q8_0"):
+            list(client.pull(f"hf.co/{self.REPOSITORY}:Q5_K_M", stream=True))

@@ -112,17 +112,23 @@ class Served:
         running: int = self.model(name).get("details", {}).get("ray", {}).get("replicas", {}).get("RUNNING", 0)
         return running
 
+    def until_replicas(self, name: str, number: int) -> None:
+        """Wait for so many replicas that run; show what Serve's controller did if they do not come."""
+        logs = self.folder.glob("session_latest/logs/serve/controller_*.log")
+        until(lambda: self.replicas(name) == number, *logs)
+
     def change(self, model: str, action: str, key: str = ADMIN, **more: Any) -> httpx.Response:
         return self.client.post(
             f"/models/{action}", json={"model": model, **more}, headers={"authorization": f"Bearer {key}"}
         )
 
 
-def until(true: Any, log: Path | None = None) -> None:
+def until(true: Any, *logs: Path) -> None:
     end = time.monotonic() + PATIENCE_S
     while not true():
         if time.monotonic() > end:
-            pytest.fail(f"not within {PATIENCE_S:g} s" + (f":\n{log.read_text()[-4000:]}" if log is not None else ""))
+            shown = "".join(f":\n{log.name}\n{log.read_text()[-4000:]}" for log in logs)
+            pytest.fail(f"not within {PATIENCE_S:g} s{shown}")
         time.sleep(0.2)
 
 
@@ -155,6 +161,7 @@ def served() -> Iterator[Served]:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",  # else replicas starve beside other tests
             "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
             "RAY_SERVE_ENABLE_HA_PROXY": "1",
             "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
@@ -310,7 +317,7 @@ def test_a_killed_replica_fails_no_request(served: Served, load: Any) -> None:
     assert len(before) == 2
     os.kill(before[0], signal.SIGKILL)
     until(lambda: len(set(pids_of("fake", served.env)) - set(before)) == 1)
-    until(lambda: served.replicas("fake") == 2)
+    served.until_replicas("fake", 2)
     stop.set()
     assert found.failed == []
 
@@ -334,9 +341,9 @@ def test_a_model_scales_with_what_waits(served: Served, load: Any) -> None:
     begin, stop = load
     assert served.embed("scaled", "first").status_code == 200
     found = begin("scaled", 16)
-    until(lambda: served.replicas("scaled") == 2)
+    served.until_replicas("scaled", 2)
     stop.set()
-    until(lambda: served.replicas("scaled") == 0)
+    served.until_replicas("scaled", 0)
     assert found.failed == []
     until(lambda: served.model("scaled")["status"]["value"] == "loaded")
     assert served.embed("scaled", "again").status_code == 200

@@ -100,6 +100,7 @@ def test_a_front_serves_deployments_alone() -> None:
     assert "all-MiniLM-L6-v2" in front.table(name).aliases
     settings = front.settings
     assert (settings.ray_application, settings.triton, settings.workers) == ("app", False, 1)
+    assert settings.response_store_mb == 0
 
 
 async def test_a_ray_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,9 @@ from shoal.types import Embedded, SparseVector, VectorKind
 from tests.integration.triton_app_kit import until
 from tests.integration.triton_kit import PATIENCE_S, OwnTriton, Triton
 from tests.unit.models.classifiers import classifier
+from tests.unit.models.family_checkpoints import family_checkpoint
 from tests.unit.models.head_checkpoints import m3, native, pylate, splade, static
+from tests.unit.models.scoring_checkpoints import answering_checkpoint
 
 pytestmark = pytest.mark.timeout(PATIENCE_S)
 
@@ -40,6 +42,8 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "pylate": pylate,
     "native": native,
     "static": static,
+    "tasks": lambda folder: family_checkpoint(folder, "jina-v3"),
+    "answers": lambda folder: answering_checkpoint(folder, "qwen3"),
 }
 VECTORS: dict[str, tuple[VectorKind, ...]] = {
     "splade": ("sparse",),
@@ -121,6 +125,27 @@ def test_vectors_of_every_kind(family: Shoal, name: str, role: str) -> None:
         }
         assert {kind: bool(value) for kind, value in by_kind.items()} == {kind: kind in outputs for kind in by_kind}
         assert bool(there.token_vectors) == ("tokens" in outputs)
+
+
+def test_a_task_of_jina_3_for_each_request(family: Shoal) -> None:
+    """One loaded model gives other vectors for each task; users of all of them share its batches."""
+    found = []
+    for wish in ({"prompt_name": "text-matching"}, {"input_type": "query"}, {}):
+        here, there = (family.embed(TEXTS, model=model, **wish) for model in ("tasks-here", "tasks"))  # type: ignore[call-overload]
+        agree(here, there)
+        found.append(there)
+    for place in (0, 1):
+        assert np.abs(found[place] - found[place + 1]).max() > 0.05
+
+
+def test_an_instruction_for_a_reranker(family: Shoal) -> None:
+    wishes = (None, "a b together")
+    found = [
+        [[each.score for each in family.rerank(QUERY, TEXTS, model=model, instruction=wish)] for wish in wishes]
+        for model in ("answers-here", "answers")
+    ]
+    agree(np.array(found[0]), np.array(found[1]))
+    assert found[1][0] != found[1][1]
 
 
 @pytest.mark.parametrize("name", ["cross", "saved-cross", "three"])

@@ -92,8 +92,11 @@ def connect_to_each(server: Server) -> Iterator[dict[int, HTTPConnection]]:
 
 
 def ask(connection: HTTPConnection, path: str = "/v1/embeddings", body: Any = BODY) -> tuple[int, Any]:
-    """Send a request over an open connection, and return its status and its JSON."""
-    connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+    """Send a request over an open connection, a GET without a body, and return its status and its JSON."""
+    if body is None:
+        connection.request("GET", path)
+    else:
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
     reply = connection.getresponse()
     return reply.status, json.loads(reply.read())
 
@@ -219,6 +222,21 @@ def test_the_openai_client_reads_streams(several: Server) -> None:
             assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == words
 
 
+def test_a_stored_response_is_known_to_all_fronts(several: Server) -> None:
+    """Stored through one front, it is gone on from, streamed, and read through each."""
+    question = {"model": "fake", "input": "one"}
+    with connect_to_each(several) as connections:
+        for connection in connections.values():
+            status, first = ask(connection, "/v1/responses", question)
+            assert (status, first["store"]) == (200, True)
+            for other in connections.values():
+                status, again = ask(other, "/v1/responses", {**question, "previous_response_id": first["id"]})
+                assert (status, again["previous_response_id"]) == (200, first["id"])
+                assert ask(other, f"/v1/responses/{first['id']}", None) == (200, first)
+            status, unstored = ask(connection, "/v1/responses", {**question, "store": False})
+            assert (status, unstored["store"]) == (200, False)
+
+
 def test_pipelined_requests_are_answered_in_order(several: Server) -> None:
     """Requests of both kinds, sent in one piece, are answered one after the other."""
     body = json.dumps(BODY).encode()
@@ -250,7 +268,8 @@ def test_metrics_are_summed(shoal_server: ShoalServer) -> None:
         }
         assert [value for name, value in counted.items() if "ok" in name] == [40.0], counted
         assert sum(value for name, value in counted.items() if "not_found" in name) == 20.0, counted
-    assert metric(server, "process_open_fds") > 40
+    own = int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{server.process.pid}/status").read_text())[0]) * 1024
+    assert metric(server, "process_resident_memory_bytes") > 2 * own
 
 
 @pytest.fixture

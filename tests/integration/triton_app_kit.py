@@ -223,7 +223,15 @@ def tiny_files(folder: Path, kind: str) -> dict[str, bytes]:
 @contextlib.contextmanager
 def hub_of(folder: Path) -> Iterator[str]:
     """Return the address of a hub with TINY and OTHER, for HF_ENDPOINT."""
-    models = {TINY: tiny_files(folder / "tiny", "bert"), OTHER: tiny_files(folder / "other", "distilbert")}
+    with hub_with(
+        {TINY: tiny_files(folder / "tiny", "bert"), OTHER: tiny_files(folder / "other", "distilbert")}
+    ) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def hub_with(models: Mapping[str, Mapping[str, bytes]]) -> Iterator[str]:
+    """Return the address of a hub with these models, each with its files by name."""
 
     class Routes(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -235,6 +243,8 @@ def hub_of(folder: Path) -> Iterator[str]:
         def _answer(self, *, body: bool) -> None:
             content = _route(models, self.path.partition("?")[0])
             self.send_response(404 if content is None else 200)
+            if content is None and self.path.startswith("/api/models/"):
+                self.send_header("x-error-code", "RepoNotFound")
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(content or b"")))
             self.send_header("etag", f'"{hashlib.sha1(content or b"").hexdigest()}"')

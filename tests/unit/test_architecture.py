@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "pipelines": SEAMS,
     "batches": LEAVES | {"downloads"},
     "cache": LEAVES | {"config", "core", "downloads"},
-    "observability": SEAMS | {"core.observers"},
+    "observability": SEAMS | {"core.observers", "core.recording"},
     "models": SEAMS | {"downloads"},
     # One backend reaches Shoal's own processes on other machines.
     "backends": LEAVES | {"config", "core", "downloads", "kserve", "models", "pipelines", "protobuf"} | {"workers"},
@@ -70,16 +70,23 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "bench": LEAVES,
     # Runs over a gateway that is given to it.
     "bulk": LEAVES | {"core"},
+    # Tools of assistants, over the Python API.
+    "mcp": LEAVES | {"python"},
     "cli": LEAVES
-    | {"app", "bench", "bulk", "config", "core", "models", "observability", "python", "ray", "server", "workers"}
+    | {"app", "bench", "bulk", "config", "core", "mcp", "models", "observability", "python", "ray", "server", "workers"}
     | {"backends.parse_address", "backends.parse_served"}
     # `shoal pull` prepares local models; `shoal triton` runs a process, and no engine.
     | {"backends.local.open", "backends.triton.open"}
+    # `shoal doctor` reports what the engines would do with this processor and memory.
+    | {"backends.base.available_memory", "backends.local.compile", "backends.local.options"}
     | {"backends.triton.server", "backends.triton.run_state", "backends.triton.supervise"}
     # `shoal bench chat --triton` sends load to Triton directly, without an engine.
     | {"backends.triton.client", "backends.triton.response", "kserve"},
-    # The Python API for models in this process: the composition root without a server.
-    "python": LEAVES | {"app", "backends.parse_served", "config", "core", "models"},
+    # The Python API for models in this process: the composition root without a server. Its conversations have OpenAI's
+    # fields, checked by that dialect.
+    "python": LEAVES
+    | {"app", "backends.parse_served", "config", "core", "models"}
+    | {"http.json", "surfaces.openai", "surfaces.shared"},
     "asgi": LEAVES | {"app", "config", "server"},
     # What Ray runs: the composition root in its processes, at the other end of a backend.
     "ray": LEAVES

@@ -23,9 +23,11 @@ LOCKS = {
     "lowest": (RUNTIME, "dev-base"),
     "parity": (RUNTIME, "parity"),
     "convert": ((*RUNTIME, "convert-images"), "convert"),
-    "clients": ((), "clients"),
+    "clients": (("llm",), "clients"),
     "clients-old": ((), "clients-old"),
+    "docs": (None, "docs"),
     "node": (None, "node"),
+    "release": (None, "release"),
     "uv": (None, "uv"),
 }
 """Of each lock file: the extras of Shoal (None: Shoal itself is not in it), and the dependency group."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from shoal.app.discovery import Discovery, offers_all
 from shoal.app.loader import ModelLoader
+from shoal.app.request_log import open_log
 from shoal.app.resources import ModelResources, RunningLanes
 from shoal.app.surfaces import build_application, open_desk, open_image_reader, start_desk
 from shoal.app.threads import PREPARE_THREADS, open_threads
@@ -21,6 +22,7 @@ from shoal.config import LoadedConfig
 from shoal.core.gateway import Gateway
 from shoal.core.lifecycle.lifecycle import Job, Lifecycle
 from shoal.core.protocols import ReplicaStatus, Replicated, Statistics
+from shoal.core.recording import RequestLog
 from shoal.core.registry import Registry
 from shoal.core.statistics import Counts
 from shoal.core.threads import usable_cores
@@ -29,7 +31,8 @@ from shoal.models.address import ServedModel
 from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_MODEL
 from shoal.observability.foreign_metrics import ForeignMetrics, ProxyMetrics, TeiMetrics
-from shoal.observability.metrics import PrometheusObserver, measure_loop_lag
+from shoal.observability.loop_lag import measure_loop_lag
+from shoal.observability.metrics import PrometheusObserver
 from shoal.server.garbage_collection import keep_frozen
 from shoal.server.memory_allocation import keep_freed_memory
 from shoal.surfaces import Application, Options
@@ -57,8 +60,11 @@ class RunningModels:
     foreign: Sequence[ForeignMetrics]
     queues: RunningLanes
 
-    def metrics(self) -> bytes:
-        """Shoal's own metrics, and those by other servers' names. It reads /proc: call it in a thread."""
+    def metrics(self, names: Collection[str] = ()) -> bytes:
+        """Shoal's own metrics, and those by other servers' names; or only Shoal's that are named. It reads /proc: call
+        it in a thread."""
+        if names:
+            return self.observer.render(names)
         return self.observer.render() + b"".join(each.render() for each in self.foreign)
 
     async def wait_until_loaded(self) -> None:
@@ -70,10 +76,11 @@ class RunningModels:
 
 @dataclass(slots=True)
 class App(RunningModels):
-    """A running Shoal: `asgi` answers from the start. `options`: those of its surfaces."""
+    """A running Shoal: `asgi` answers from the start. `options`: those of its surfaces. `log`: its last requests."""
 
     asgi: Application
     options: Options
+    log: RequestLog | None
 
     def build_grpc_calls(self) -> GenericRpcHandler:
         """Build the calls of KServe v2 over gRPC."""
@@ -92,7 +99,8 @@ async def open_app(
     """Start serving these addresses over HTTP. As `open_models` otherwise."""
     keep_freed_memory()
     async with AsyncExitStack() as stack:
-        running = await stack.enter_async_context(open_models(loaded, served, progress, other_pids))
+        log = await open_log(stack, loaded.settings)
+        running = await stack.enter_async_context(open_models(loaded, served, progress, other_pids, log))
         gateway, observer = running.gateway, running.observer
         await stack.enter_async_context(measure_loop_lag(observer.record_lag))
         await stack.enter_async_context(keep_frozen(lambda: tuple(_list_states(gateway.registry))))
@@ -100,10 +108,10 @@ async def open_app(
         stack.push_async_callback(_cancel, asking)
         reader = await open_image_reader(stack, loaded.settings)
         desk = open_desk(stack, gateway, loaded.settings)
-        front, options = build_application(gateway, loaded.settings, running.metrics, reader, desk=desk)
+        front, options = build_application(gateway, loaded.settings, running.metrics, reader, desk=desk, log=log)
         start_desk(desk, front)
         of_models = {each.name: getattr(running, each.name) for each in fields(RunningModels)}
-        yield App(**of_models, asgi=front, options=options)
+        yield App(**of_models, asgi=front, options=options, log=log)
 
 
 @asynccontextmanager
@@ -112,11 +120,13 @@ async def open_models(
     served: Sequence[str],
     progress: Progress | None = None,
     other_pids: Callable[[], Iterable[int]] = tuple,
+    log: RequestLog | None = None,
 ) -> AsyncIterator[RunningModels]:
     """Load the models at these addresses (none: the default model, unless `default_model` is off); on leaving,
     everything is closed, and what runs on other servers is left there.
 
-    `progress` sees downloads and conversions, from threads. `other_pids`: processes that belong to this server.
+    `progress` sees downloads and conversions, from threads. `other_pids`: processes that belong to this server. `log`
+    records the tasks.
     Raises AddressError and ConfigError for what can be seen without loading a model.
     """
     settings = loaded.settings
@@ -141,7 +151,14 @@ async def open_models(
             for text in served or ((DEFAULT_MODEL,) if settings.default_model else ())
         ]
         resources = ModelResources(
-            loaded, counts, threads, caches=caches, queues=queues, image_threads=image_threads, progress=progress
+            loaded,
+            counts,
+            threads,
+            caches=caches,
+            queues=queues,
+            image_threads=image_threads,
+            progress=progress,
+            tracer=log.tracer if log is not None else None,
         )
         stack.push_async_callback(resources.backends.aclose)
         for name in _initial_backends(loaded, plans):
@@ -162,6 +179,7 @@ async def open_models(
             first_token_timeout_s=settings.first_token_timeout_s,
             token_timeout_s=settings.token_timeout_s,
             threads=comparing,
+            log=log,
         )
         stack.push_async_callback(lifecycle.aclose)
         named = [loader.plan(plan) for plan in plans if not offers_all(plan)]

@@ -7,6 +7,7 @@ a repository of the hub.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -88,7 +89,7 @@ class ModelLoader:
         stored = await self._resources.prepare(target, source, report)
         return FetchResult(
             changed=stored.manifest.created >= began,
-            size=stored.size,
+            size=await asyncio.to_thread(lambda: stored.size),  # of a graph that is used in place it asks the disk
             source=str(source) if served.name_only else "",
         )
 

@@ -20,6 +20,7 @@ from shoal.config.settings import IMAGE_BATCH_MS_FACTOR, ModelTable
 from shoal.core.generation.runner import GenerationRunner
 from shoal.core.lifecycle.loading import Plan, ProgressReporter
 from shoal.core.protocols import ChatPipeline, Engine, ModelFacts, Observer, Pipeline, TextGenerator
+from shoal.core.recording import Tracer
 from shoal.core.scheduling.lane import Lane, LaneOptions
 from shoal.core.scheduling.planner import Limits
 from shoal.core.threads import Threads
@@ -61,10 +62,10 @@ class ModelResources:
     """Resources of this process, as backends see them, and the backends over them.
 
     `threads` prepare texts, `image_threads` what is heavier (None: the same ones). `progress` sees downloads and
-    conversions, from threads.
+    conversions, from threads. `tracer`: for the batches.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the last three may be left out, and are named
         self,
         loaded: LoadedConfig,
         observer: Observer,
@@ -74,6 +75,7 @@ class ModelResources:
         queues: RunningLanes,
         image_threads: Threads | None = None,
         progress: Progress | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.loaded = loaded
         self.store = Store(loaded.settings.home)
@@ -82,6 +84,7 @@ class ModelResources:
         self._caches = caches
         self._queues = queues
         self._observer = observer
+        self._tracer = tracer
         self._threads = threads
         self._image_threads = image_threads or threads
         self._served_names: set[str] = set()
@@ -121,12 +124,14 @@ class ModelResources:
 
     async def source(self, target: Target) -> Address:
         """The address of a model; for a bare name, that of the model in the store which has it: the one that came from
-        that address of the hub, else the newest of that name."""
+        that address of the hub, else the newest of that name whose address names no form of reranker."""
         address = target.addresses[0]
         if not target.name_only or address.revision:
             return address
         found = [one.manifest.address for one in await asyncio.to_thread(self.store.find_by_name, target.name_only)]
-        return address if str(address) in found or not found else parse_source(found[0])
+        if str(address) in found:
+            return address
+        return next((one for one in map(parse_source, found) if not one.reranker), address)
 
     async def prepare(self, target: Target, address: Address, report: ProgressReporter) -> StoredModel:
         return await self.backends.for_address(address).prepare(target, address, report)
@@ -173,6 +178,7 @@ class ModelResources:
                 replace(options, limits=longer) if modality == "image" else options,
                 threads=self._image_threads if pipeline.work == "heavy" else self._threads,
                 observer=self._observer,
+                tracer=self._tracer,
             )
             for modality, (pipeline, engines) in parts.items()
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from shoal.batches import BatchDesk, Limits
 from shoal.batches.lines import Answer
 from shoal.config.settings import Settings
 from shoal.core.gateway import Gateway
+from shoal.core.recording import RequestLog
 from shoal.http import in_process
 from shoal.http.fetching.allowed import FetchPolicy
 from shoal.http.fetching.fetcher import Fetcher
@@ -31,15 +32,16 @@ async def open_image_reader(stack: AsyncExitStack, settings: Settings) -> ImageR
 def build_application(
     gateway: Gateway,
     settings: Settings,
-    metrics: Callable[[], bytes],
+    metrics: Callable[[Collection[str]], bytes],
     image_reader: ImageReader,
     forward: Forward | None = None,
     desk: BatchDesk | None = None,
+    log: RequestLog | None = None,
 ) -> tuple[Application, Options]:
     """Build the ASGI application of all surfaces, and the options they have. `forward` as in Application, `desk` as in
-    `build_surfaces`."""
+    `build_surfaces`, `log` as in Options."""
     schemes = {scheme for schemes in BACKENDS.values() for scheme in schemes}
-    options = Options.from_settings(settings, metrics, image_reader, schemes)
+    options = Options.from_settings(settings, metrics, image_reader, schemes, log)
     surfaces = build_surfaces(options, desk)
     return build_app(gateway, [*surfaces, OpenApi(surfaces), Pages()], options, forward), options
 

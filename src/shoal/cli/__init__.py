@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
-from itertools import zip_longest
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+
+from shoal.cli._commands import CONTEXT, Command, Group
 
 COMMANDS = {
     "serve": "shoal.cli.serve:serve",
     "embed": "shoal.cli.embed:embed",
     "rank": "shoal.cli.rank:rank",
+    "run": "shoal.cli.chat:run",
     "chat": "shoal.cli.chat:chat",
     "bulk": "shoal.cli.bulk:bulk",
+    "mcp": "shoal.cli.mcp:mcp",
     "pull": "shoal.cli.models:pull",
     "list": "shoal.cli.models:list_models",
     "show": "shoal.cli.models:show",
@@ -23,58 +26,58 @@ COMMANDS = {
     "ps": "shoal.cli.running:ps",
     "load": "shoal.cli.running:load",
     "unload": "shoal.cli.running:unload",
+    "explain": "shoal.cli.explain:explain",
     "triton": "shoal.cli.triton:app",
     "bench": "shoal.cli.bench:app",
-    "config": "shoal.cli.config:show",
+    "config": "shoal.cli.config:app",
+    "doctor": "shoal.cli.doctor:doctor",
 }
 """Command name to "module:function", or "module:app" for a command group, in the order of the help."""
 
 
-class _Command(TyperCommand):
-    """A command that accepts two kinds of flag that the parser cannot handle.
-
-    Flags of other servers that may stand without a value get "true". A flag whose metavar is FILE... takes every word
-    up to the next flag, as a shell expands *.jpg.
-    """
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        from shoal.config.presets import SWITCHES
-
-        words: list[str] = []
-        for word, following in zip_longest(args, args[1:], fillvalue=""):
-            words.append(word)
-            if word in SWITCHES and following.lower() not in _SWITCH_VALUES:
-                words.append("true")
-        several = {flag for each in self.params if each.metavar == _FILES_METAVAR for flag in each.opts}
-        return super().parse_args(ctx, _repeat_flags(words, several))
-
-
-_SWITCH_VALUES = {"true", "false", "1", "0", "yes", "no"}
-_FILES_METAVAR = "FILE..."
-
-
-def _repeat_flags(args: list[str], flags: set[str]) -> list[str]:
-    """Repeat each of `flags` before every one of its values. A lone - is a value."""
-    words: list[str] = []
-    flag = ""
-    for place, word in enumerate(args):
-        if word == "--":
-            return words + args[place:]
-        if word.startswith("-") and word != "-":
-            flag = word if word in flags else ""
-            # Keep a flag without any value, so that the parser rejects it.
-            following = args[place + 1] if place + 1 < len(args) else "--"
-            if flag and (following == "-" or not following.startswith("-")):
-                continue
-        elif flag:
-            words.append(flag)
-        words.append(word)
-    return words
+SUMMARIES = {
+    "serve": "Serve models over HTTP",
+    "embed": "Embed texts and images",
+    "rank": "Rank texts by how well they describe an image",
+    "run": "Chat with a language model, as `ollama run` does",
+    "chat": "Chat with a language model here or on any server",
+    "bulk": "Run files through a model",
+    "mcp": "Serve models to an assistant (Model Context Protocol)",
+    "pull": "Download and convert a model",
+    "list": "List the models on this machine's disk",
+    "show": "Show details of a stored model",
+    "rm": "Remove a stored model",
+    "ps": "List the models of a running server",
+    "load": "Load a model into a running server",
+    "unload": "Unload a model from a running server",
+    "explain": "Explain one of the last requests of a running server",
+    "triton": "Run NVIDIA Triton on this machine",
+    "bench": "Measure a running server",
+    "config": "Show or check the settings in effect",
+    "doctor": "Check this machine and the configuration",
+}
+"""What the list of commands says of each, so that the list imports none of them."""
 
 
-class _Commands(TyperGroup):
+class _Commands(Group):
+    also: ClassVar[Mapping[str, str]] = {
+        "start": "serve", "up": "serve", "download": "pull", "ls": "list", "models": "list", "info": "show",
+        "inspect": "show", "delete": "rm", "remove": "rm", "stop": "unload", "check": "doctor", "settings": "config",
+        "batch": "bulk", "rerank": "rank", "benchmark": "bench",
+    }  # fmt: skip
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
+
+    def summary(self, ctx: Any, name: str) -> str:
+        return SUMMARIES[name]
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        from typer._click.shell_completion import CompletionItem  # typer has no public name for it
+
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(name, help=SUMMARIES[name]) for name in COMMANDS if name.startswith(incomplete)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
@@ -85,8 +88,8 @@ class _Commands(TyperGroup):
         found = getattr(importlib.import_module(module), function)
         if isinstance(found, typer.Typer):
             return typer.main.get_command(found)
-        one = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-        one.command(cmd_name, cls=_Command)(report_errors(found))
+        one = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        one.command(cmd_name, cls=Command)(report_errors(found))
         return typer.main.get_command(one)
 
 
@@ -94,9 +97,11 @@ app = typer.Typer(
     cls=_Commands,
     name="shoal",
     no_args_is_help=True,
+    # Plain text: a table of boxes cuts names on a narrow terminal, and takes 0.1 s to import.
+    rich_markup_mode=None,
     # Typer's tracebacks show local variables, which may hold keys.
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=CONTEXT,
 )
 
 

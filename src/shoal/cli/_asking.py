@@ -24,6 +24,10 @@ _KEYS = (
 )
 
 
+class KeyRefused(SetupError):
+    """A server answers, and refuses the key."""
+
+
 class ServerClient:
     """Client of the server at `url`, authenticated with `key`.
 
@@ -52,11 +56,17 @@ class ServerClient:
 
         Raises SetupError if there is none.
         """
+        found = self.list_models(task)
+        if not found:
+            raise SetupError(f"{self.url} has no model that can {task}: name one with --model")
+        return found[0]
+
+    def list_models(self, task: TaskKind) -> list[str]:
+        """Return the models that support `task` or do not list their tasks; none if the list has another form."""
         try:
-            listed = self.ask("/v1/models")["data"]
-            return str(next(one["id"] for one in listed if task in one.get("tasks", [task])))
-        except (LookupError, TypeError, AttributeError, StopIteration):
-            raise SetupError(f"{self.url} has no model that can {task}: name one with --model") from None
+            return [str(one["id"]) for one in self.ask("/v1/models")["data"] if task in one.get("tasks", [task])]
+        except (LookupError, TypeError, AttributeError):
+            return []
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None, *, method: str | None = None) -> dict[str, Any]:
         """POST `body` as JSON, or GET if it is None, and return the decoded JSON object."""
@@ -94,7 +104,8 @@ class ServerClient:
             except HTTPError as error:
                 with error:
                     message = f"{self.url}{path} answered {error.code}: {extract_reason(error.read())}"
-                raise SetupError(message + (_KEYS if error.code == 401 else "")) from None
+                kind = KeyRefused if error.code in (401, 403) else SetupError
+                raise kind(message + (_KEYS if error.code == 401 else "")) from None
             except ValueError as error:  # characters not allowed in a host, path or header
                 raise ConfigError(f"{self.url} cannot be reached: check --url and the key ({error})") from None
 

@@ -15,8 +15,11 @@ def run_benchmark(work: Coroutine[Any, Any, T], url: str) -> T:
     if it rejects the first request."""
     import uvloop
 
+    from shoal.cli.progress import Waiting
+
     try:
-        return uvloop.run(work)
+        with Waiting(f"measuring {url}"):
+            return uvloop.run(work)
     except ShoalError:
         raise
     except OSError as error:

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
+import msgspec
+
+from shoal.errors import SetupError
 from shoal.types import Chunk, Message, Usage
 
 QUOTES = '"""'
 COMMANDS = {
-    "clear": "clear the conversation (not the system message)",
+    "model": "NAME: switch to another model and keep the conversation; without NAME, list the models",
     "system": "TEXT: set the system message; without TEXT, clear it",
+    "set": "system TEXT, parameter NAME VALUE, verbose or quiet: as in Ollama's chat",
+    "show": "info, parameters or system: what is set",
+    "save": "FILE: save the conversation, as the body of a /v1/chat/completions request",
+    "load": "FILE: continue a saved conversation",
+    "clear": "clear the conversation (not the system message)",
     "undo": "remove the last question and its answer",
     "stats": "tokens, speed and time to first token of the last reply",
-    "help": "show this list",
-    "exit": "leave (or press Ctrl-D)",
+    "help": "show this list (also /?)",
+    "exit": "leave (also /bye, or press Ctrl-D)",
 }
-_COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.S)
+_COMMAND = re.compile(r"/([a-z]+|\?)(?:\s+(.*))?", re.S)
 _CONTROL_CODES = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 
@@ -37,6 +49,33 @@ class Conversation:
         """Append a question and its answer, which may be partial."""
         self.turns += [Message(role="user", content=question), Message(role="assistant", content=answer)]
 
+    def save(self, file: Path, model: str, *, replace: bool) -> None:
+        """Write the conversation as JSON that only this user can read. Raises SetupError, also for a file that exists
+        unless `replace` is set."""
+        before = [Message(role="system", content=self.system)] if self.system else []
+        messages = [{"role": one.role, "content": one.content} for one in (*before, *self.turns)]
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if replace else os.O_EXCL)
+        try:
+            with open(os.open(file, flags, 0o600), "w", encoding="utf-8") as opened:
+                json.dump({"model": model, "messages": messages}, opened, indent=2, ensure_ascii=False)
+                opened.write("\n")
+        except FileExistsError:
+            raise SetupError(f"{file} exists: choose another name") from None
+        except OSError as error:
+            raise SetupError(f"{file} cannot be written ({error.strerror}): choose another place") from None
+
+    def restore(self, file: Path) -> None:
+        """Continue the conversation of a file that `save` wrote. Raises SetupError."""
+        try:
+            messages = msgspec.json.decode(file.read_bytes(), type=_Saved).messages
+        except OSError as error:
+            raise SetupError(f"{file} cannot be read ({error.strerror}): check its name") from None
+        except msgspec.MsgspecError as error:
+            raise SetupError(f"{file} is not a saved conversation ({error}): choose one that /save wrote") from None
+        system = [one.content for one in messages if one.role == "system"]
+        self.system = system[0] if system else ""
+        self.turns = [Message(role=one.role, content=one.content) for one in messages if one.role != "system"]
+
     def clear(self) -> None:
         self.turns.clear()
 
@@ -45,6 +84,15 @@ class Conversation:
         found = bool(self.turns)
         del self.turns[-2:]
         return found
+
+
+class _SavedMessage(msgspec.Struct):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class _Saved(msgspec.Struct):
+    messages: list[_SavedMessage]
 
 
 def parse_command(text: str) -> tuple[str, str] | None:

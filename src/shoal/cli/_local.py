@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,5 +23,7 @@ def run_model(loaded: LoadedConfig, address: str) -> Iterator[Shoal]:
     from shoal.python.api import Shoal
 
     served = (address,) if address else loaded.served[:1]
-    with TerminalProgress() as progress, Shoal(replace(loaded, served=served), progress) as models:
+    with ExitStack() as stack:
+        with TerminalProgress(doing=f"loading {served[0] if served else 'the model'}") as progress:
+            models = stack.enter_context(Shoal(replace(loaded, served=served), progress))
         yield models

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal import config
+from shoal.cli._completion import complete_from
 from shoal.config.presets import FLAGS, PRESETS
 from shoal.config.schema import Setting
 from shoal.config.settings import SETTINGS
@@ -24,8 +25,9 @@ As = Annotated[
     str | None,
     typer.Option(
         "--as",
-        metavar="|".join(PRESETS),
-        help="Replace this server: use its port, environment variables, flags and defaults (env SHOAL_AS).",
+        metavar="NAME",
+        autocompletion=complete_from(tuple(PRESETS)),
+        help=f"Replace another server, with its port, variables and flags (env SHOAL_AS): {', '.join(PRESETS)}.",
     ),
 ]
 
@@ -91,6 +93,7 @@ def _parameter(row: Setting) -> inspect.Parameter:
         metavar=None if kind is bool else _metavar(row),
         rich_help_panel=row.section,
         show_default=False,
+        autocompletion=complete_from(row.choices) if row.choices else None,
     )
     annotation = Annotated[kind | None, option]
     return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -104,12 +107,13 @@ def _foreign_parameter(flag: str, name: str) -> inspect.Parameter:
 def _format_default(row: Setting) -> str:
     if row.default is None or row.default in ((), ""):
         return ""
-    shown = {True: "on", False: "off"}[row.default] if isinstance(row.default, bool) else row.default
+    if isinstance(row.default, bool):
+        return f", default {'on' if row.default else 'off'}"
+    shown = f"{row.default:g}" if isinstance(row.default, float) else row.default
     return f", default {shown}"
 
 
 def _metavar(row: Setting) -> str:
-    choices = getattr(row.kind, "values", None)
-    if choices:
-        return "|".join(choices)
+    if row.choices:
+        return "|".join(row.choices)
     return {"IntType": "N", "FloatType": "NUMBER"}.get(type(row.kind).__name__, "FILE" if row.path else "TEXT")

@@ -123,6 +123,8 @@ async def _serve_models(setup: Setup, listener: socket.socket, as_json: bool) ->
                     describe_remote=describe_remote,
                 )
                 servers.append(server)
+                if app.log is not None:
+                    app.log.connect(server.look_up)
                 drain_s = settings.drain_delay_s + settings.drain_timeout_s + 2.0
                 async with asyncio.TaskGroup() as group:
                     loading = group.create_task(announce_models(app, setup.loaded, setup.port))

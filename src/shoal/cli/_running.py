@@ -12,6 +12,9 @@ from shoal.config.settings import Settings
 from shoal.errors import ConfigError, SetupError, TransportFailed
 from shoal.models.progress import Progress
 
+CONNECTION_SETTINGS = ("port", "host", "api_key", "api_key_file", "admin_key", "admin_key_file")
+"""What a command needs to reach the server and to manage it."""
+
 REQUEST_TIMEOUT_S = 60.0
 """Timeout per request; no endpoint used here waits for a model."""
 
@@ -26,12 +29,12 @@ class RunningServer:
     it rejects the request.
     """
 
-    def __init__(self, url: str, key: str | None = None) -> None:
-        self._server = ServerClient(url, key, patience_s=REQUEST_TIMEOUT_S)
+    def __init__(self, url: str, key: str | None = None, *, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        self._server = ServerClient(url, key, patience_s=timeout_s)
         self.url = self._server.url
 
     @classmethod
-    def from_settings(cls, settings: Settings, url: str) -> RunningServer:
+    def from_settings(cls, settings: Settings, url: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> RunningServer:
         """Connect to `url`, or else to the server that `shoal serve` starts with these settings, with their key.
 
         Raises ConfigError if there is no URL and the port is 0.
@@ -41,7 +44,7 @@ class RunningServer:
         from shoal.cli.banner import browser_url as url_of
 
         place = url or url_of(settings.host, settings.port)
-        return cls(place, first_key(*settings.admin_key, *settings.api_key))
+        return cls(place, first_key(*settings.admin_key, *settings.api_key), timeout_s=timeout_s)
 
     def models(self) -> list[dict[str, Any]]:
         """Return every model that the server knows, served or not, as GET /models lists them."""
@@ -49,6 +52,10 @@ class RunningServer:
         if not isinstance(found, list):
             raise TransportFailed(f"{self.url} lists no models: is it a Shoal server?")
         return found
+
+    def explain(self, request_id: str) -> dict[str, Any]:
+        """Return the record of one of the last requests."""
+        return self._server.ask(f"/v1/requests/{quote(request_id, safe='')}")
 
     def get_last_used(self) -> Mapping[str, float]:
         """Return when each model last answered, in Unix seconds by name. Models that never answered are missing.

@@ -144,11 +144,15 @@ class RemoteChat:
 
     def __init__(self, url: str, model: str, key: str | None = None) -> None:
         self._server = ServerClient(url.rstrip("/").removesuffix("/v1"), key)
-        self._model = model or self._server.first_model("generate")
+        self.model = model or self._server.first_model("generate")
+
+    def list_names(self) -> list[str]:
+        """Return the server's models that generate text, or do not say what they do."""
+        return self._server.list_models("generate")
 
     def ask(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Chunk, None, None]:
         body: dict[str, Any] = {
-            "model": self._model,
+            "model": self.model,
             "messages": [{"role": one.role, "content": one.content} for one in messages],
             "stream": True,
             "stream_options": {"include_usage": True},

@@ -5,17 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from typing import TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
+from shoal.cli._chat_settings import change_parameter, describe_parameters
 from shoal.cli._conversation import COMMANDS, Conversation, MessageReader, Reply, parse_command, strip_control
 from shoal.cli._errors import say
 from shoal.cli._talking import ChatSource
-from shoal.errors import ShoalError
+from shoal.errors import SetupError, ShoalError
 from shoal.types import Message, Sampling
+
+if TYPE_CHECKING:
+    from shoal.cli._model_switch import ModelSwitch
 
 PROMPT = ">>> "
 CONTINUATION_PROMPT = "... "
 STOPPED = "(stopped)"
+UNNAMED = "the server's first model"
 CUT = "(truncated at --max-tokens)"
 
 
@@ -23,7 +29,8 @@ class Terminal:
     """An interactive chat between one person and one model.
 
     `read` prompts for a line and raises EOFError at the end of input. `show_stats` prints statistics after each reply.
-    `dim` means that `out` understands ANSI codes: everything but the answer is then dimmed.
+    `model` is named in the greeting; /model switches to another one of `models`. `dim` means that `out` understands
+    ANSI codes: everything but the answer is then dimmed.
 
     Ctrl-C stops a reply and keeps its partial text in the conversation. At the prompt, Ctrl-C exits.
     """
@@ -35,6 +42,8 @@ class Terminal:
         sampling: Sampling,
         *,
         out: TextIO,
+        model: str = "",
+        models: ModelSwitch | None = None,
         dim: bool = False,
         read: Callable[[str], str] = input,
         show_stats: bool = False,
@@ -44,6 +53,9 @@ class Terminal:
         self._conversation = conversation
         self._sampling = sampling
         self._out = out
+        self._model = model
+        self._models = models
+        self._saved: set[Path] = set()
         # Raw escape codes: Ctrl-C could interrupt a buffered console in the middle of a write.
         self._dim = ("\x1b[2m", "\x1b[0m") if dim else ("", "")
         self._read = read
@@ -53,7 +65,7 @@ class Terminal:
 
     def run(self) -> None:
         """Read and answer messages until the user exits."""
-        self._note("/help lists commands, Ctrl-C stops a reply, Ctrl-D leaves")
+        self._note(f"{self._model or UNNAMED}: /? lists commands, Ctrl-C stops a reply, Ctrl-D leaves")
         lines = MessageReader()
         while True:
             try:
@@ -110,7 +122,9 @@ class Terminal:
 
     def _run_command(self, name: str, rest: str) -> None:
         conversation = self._conversation
-        if name == "clear":
+        if name in ("set", "show"):
+            self._try(self._set if name == "set" else self._show_setting, rest)
+        elif name == "clear":
             conversation.clear()
             self._note("conversation cleared")
         elif name == "system":
@@ -118,14 +132,70 @@ class Terminal:
             self._note("system message set" if rest else "system message cleared")
         elif name == "undo":
             self._note("last question removed" if conversation.undo() else "nothing to remove")
+        elif name in ("model", "save", "load"):
+            self._try(self._switch_model if name == "model" else self._save if name == "save" else self._load, rest)
         elif name == "stats":
             self._note(self._last_reply.stats() if self._last_reply else "no reply yet")
         else:
-            if name != "help":
+            if name not in ("help", "?"):
                 self._note(f"unknown command /{name}")
             for each, what in COMMANDS.items():
                 self._note(f"/{each:<8}{what}")
             self._note('"""      starts and ends a message of several lines')
+
+    def _try(self, command: Callable[[str], None], rest: str) -> None:
+        """Run a command that may fail; the conversation goes on all the same."""
+        try:
+            command(rest)
+        except ShoalError as error:
+            say("error", error.message, "bold red")
+        except KeyboardInterrupt:
+            self._note(f"\n{STOPPED}")
+
+    def _set(self, text: str) -> None:
+        what, _, rest = text.partition(" ")
+        if what == "system":
+            self._run_command("system", rest.strip().strip('"').strip())
+        elif what == "parameter":
+            self._sampling = change_parameter(self._sampling, rest)
+            self._show_setting("parameters")
+        elif what in ("verbose", "quiet"):
+            self._show_stats = what == "verbose"
+            self._note("statistics after each reply" if self._show_stats else "no statistics after replies")
+        else:
+            raise SetupError("write /set system TEXT, /set parameter NAME VALUE, /set verbose or /set quiet")
+
+    def _show_setting(self, what: str) -> None:
+        if what == "info":
+            self._note(f"{'model':<20}{self._model or UNNAMED}")
+            self._note(f"{'messages':<20}{len(self._conversation.turns)}")
+        elif what == "parameters":
+            for line in describe_parameters(self._sampling) or ["no parameter is set: the model has its own"]:
+                self._note(strip_control(line))
+        elif what == "system":
+            self._note(strip_control(self._conversation.system) or "no system message is set")
+        else:
+            raise SetupError("write /show info, /show parameters or /show system")
+
+    def _switch_model(self, name: str) -> None:
+        if name and self._models is not None:
+            self._chat = self._models.open(name)
+            self._model = name
+        self._note(self._model or UNNAMED)
+        if not name and self._models is not None:
+            for each in self._models.list_names():
+                if each != self._model:
+                    self._note(f"  /model {each}")
+
+    def _save(self, name: str) -> None:
+        file = _to_path(name, "save")
+        self._conversation.save(file, self._model, replace=file in self._saved)
+        self._saved.add(file)
+        self._note(f"saved to {file}; /load {name} continues it")
+
+    def _load(self, name: str) -> None:
+        self._conversation.restore(_to_path(name, "load"))
+        self._note(f"{len(self._conversation.turns)} messages loaded")
 
     def _write(self, text: str) -> None:
         self._out.write(text)
@@ -133,3 +203,9 @@ class Terminal:
 
     def _note(self, text: str) -> None:
         self._write(text.join(self._dim) + "\n")
+
+
+def _to_path(name: str, command: str) -> Path:
+    if not name:
+        raise SetupError(f"name a file: /{command} FILE")
+    return Path(name).expanduser()

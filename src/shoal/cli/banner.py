@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from shoal import __version__
 from shoal.config import is_loopback
 from shoal.config.settings import Settings
-from shoal.types import TaskKind
 
 if TYPE_CHECKING:
     from shoal.core.protocols import ModelFacts
     from shoal.core.registry import ModelCard
+    from shoal.types import TaskKind
 
 _log = logging.getLogger("shoal")
 
@@ -67,7 +67,9 @@ def browser_url(host: str, port: int) -> str:
 def _describe_model(card: ModelCard, claimed: Mapping[TaskKind, str]) -> str:
     """Describe a model. `claimed` maps each task to its actual default model, in case several claim the same task."""
     if card.facts is None:
-        return card.status_text
+        from shoal.core.lifecycle.loading import is_blocked  # late: the banner's address is needed without it
+
+        return "waiting for its server" if is_blocked(card.note) else card.status_text  # the log has the reason
     parts = list(_describe_facts(card.facts))
     parts += [f"alias {alias}" for alias in card.aliases]
     for task in card.default_for:

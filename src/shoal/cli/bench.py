@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from typer.core import TyperGroup
 
 from shoal.cli._benchmark import run_benchmark, to_json
-from shoal.cli._errors import report_errors
+from shoal.cli._commands import make_group
 from shoal.cli.bench_chat import chat
 
 if TYPE_CHECKING:
@@ -73,21 +72,9 @@ def _text(plan: Plan, summary: Summary, counted: float | None) -> str:
     return "\n".join(lines)
 
 
-class _Benches(TyperGroup):
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert `embed` unless the first argument names a benchmark or requests help."""
-        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
-            args = ["embed", *args]
-        return super().parse_args(ctx, args)
-
-
-app = typer.Typer(
-    name="bench",
-    cls=_Benches,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    help="Measure a running server; `shoal bench [URL]` is short for `shoal bench embed [URL]`.",
+app = make_group(
+    "bench",
+    "Measure a running server; `shoal bench [URL]` is short for `shoal bench embed [URL]`.",
+    {"embed": bench, "chat": chat},
+    default="embed",
 )
-app.command("embed")(report_errors(bench))
-app.command("chat")(report_errors(chat))

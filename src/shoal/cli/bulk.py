@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 import typer
 
+from shoal.cli._commands import MORE
+from shoal.cli._completion import complete_model
 from shoal.cli._options import with_settings
 from shoal.config import LoadedConfig, Source
 from shoal.errors import ConfigError, ShoalError
@@ -35,7 +37,7 @@ _DEFAULTS = {"column": "text", "query_column": "query", "document_column": "docu
 
 @with_settings("Engine", "Batching", "Generation", "Cache", "Triton", "Model files")
 def bulk(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model, as for serve.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model, as for serve.", autocompletion=complete_model)],
     inputs: Annotated[
         list[str],
         typer.Argument(
@@ -61,30 +63,42 @@ def bulk(
     max_errors: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Stop after more unusable rows than this.")
     ] = None,
-    dimensions: Annotated[int | None, typer.Option(min=1, metavar="N", help="Truncate vectors to this length.")] = None,
+    dimensions: Annotated[
+        int | None, typer.Option(min=1, metavar="N", rich_help_panel=MORE, help="Truncate vectors to this length.")
+    ] = None,
     input_type: Annotated[
-        str | None, typer.Option(metavar="ROLE", help="Role of the texts: query or document.")
+        str | None, typer.Option(metavar="ROLE", rich_help_panel=MORE, help="Role of the texts: query or document.")
     ] = None,
     prompt_name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the model's prompt to prepend to the texts.")
+        str | None,
+        typer.Option(metavar="NAME", rich_help_panel=MORE, help="Name of the model's prompt to prepend to the texts."),
     ] = None,
     normalize: Annotated[
-        bool | None, typer.Option("--normalize/--no-normalize", help="Unit-length vectors, default on.")
+        bool | None,
+        typer.Option("--normalize/--no-normalize", rich_help_panel=MORE, help="Unit-length vectors, default on."),
     ] = None,
-    raw_scores: Annotated[bool | None, typer.Option("--raw-scores", help="Scores before the activation.")] = None,
+    raw_scores: Annotated[
+        bool | None, typer.Option("--raw-scores", rich_help_panel=MORE, help="Scores before the activation.")
+    ] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")] = None,
     chat: Annotated[
-        bool | None, typer.Option("--chat/--no-chat", help="Apply the model's chat template, default on.")
+        bool | None,
+        typer.Option("--chat/--no-chat", rich_help_panel=MORE, help="Apply the model's chat template, default on."),
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum tokens per answer.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, metavar="NUMBER", help="Sampling temperature.")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Sampling seed.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Prompts generated at once.")] = 16,
+    seed: Annotated[int | None, typer.Option(metavar="N", rich_help_panel=MORE, help="Sampling seed.")] = None,
+    concurrency: Annotated[
+        int, typer.Option(min=1, metavar="N", rich_help_panel=MORE, help="Prompts generated at once.")
+    ] = 16,
     ray: Annotated[int | None, typer.Option(min=1, metavar="N", help="Compute in N workers on Ray.")] = None,
     ray_cpus: Annotated[
-        float | None, typer.Option(min=0, metavar="N", help="Cores per Ray worker, default an equal share.")
+        float | None,
+        typer.Option(min=0, metavar="N", rich_help_panel=MORE, help="Cores per Ray worker, default an equal share."),
     ] = None,
-    ray_gpus: Annotated[float | None, typer.Option(min=0, metavar="N", help="GPUs per Ray worker, default 0.")] = None,
+    ray_gpus: Annotated[
+        float | None, typer.Option(min=0, metavar="N", rich_help_panel=MORE, help="GPUs per Ray worker, default 0.")
+    ] = None,
     loaded: LoadedConfig,
 ) -> None:
     """Run files through a model: texts to vectors, pairs to scores, prompts to answers.

@@ -1,21 +1,24 @@
-"""`shoal chat`: talk to a language model in this process or on a server."""
+"""`shoal run` and `shoal chat`: talk to a language model in this process or on a server."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.cli._completion import complete_model
 from shoal.cli._options import with_settings
 from shoal.config import LoadedConfig
 from shoal.errors import ConfigError, SetupError
 
 if TYPE_CHECKING:
     from shoal.cli._conversation import Conversation
+    from shoal.cli._model_switch import ModelSwitch
     from shoal.cli._talking import ChatSource
     from shoal.types import Sampling
 
@@ -31,12 +34,15 @@ def chat(
             help="Address of the model, as for serve (omit it with --url or --model), and a question; - reads it "
             "from standard input. Without a question, starts a conversation.",
             show_default=False,
+            autocompletion=complete_model,
         ),
     ] = None,
     model: Annotated[
         str,
         typer.Option(
-            metavar="ADDRESS", help="Model, as for serve; with --url, its name on the server (default: the first one)."
+            metavar="ADDRESS",
+            help="Model, as for serve; with --url, its name on the server (default: the first one).",
+            autocompletion=complete_model,
         ),
     ] = "",
     url: Annotated[str, typer.Option(help="Use this server, which can be any with OpenAI's API.")] = "",
@@ -59,15 +65,122 @@ def chat(
         if not arguments and not loaded.served:
             raise ConfigError("name a model: shoal chat MODEL, or --url of a server", param="--")
         model = arguments.pop(0) if arguments else loaded.served[0]
-    question = _read_question(arguments)
     sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
-    with contextlib.ExitStack() as stack:
-        talks = _open_chat(stack, loaded, url, model)
-        conversation = Conversation(system)
+    _talk(loaded, lambda name: (url, name), model, arguments, Conversation(system), sampling, show_stats=stats)
+
+
+@with_settings("Engine", "Generation", "Model files", "port", "host", "api_key", "admin_key")
+def run(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Address of the model, or its name on a server.", autocompletion=complete_model
+        ),
+    ],
+    prompt: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PROMPT", help="Question; without it, starts a conversation.", show_default=False),
+    ] = None,
+    url: Annotated[str, typer.Option(help="Use this server (default: one at `port` that has the model).")] = "",
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show tokens and speed after each reply.")] = False,
+    *,
+    loaded: LoadedConfig,
+) -> None:
+    """Run a language model, as `ollama run` does, downloading it first if necessary.
+
+    A running server that has the model answers; otherwise the model runs in this process. /? lists the commands of a
+    conversation.
+    """
+    from shoal.cli._conversation import Conversation
+    from shoal.types import Sampling
+
+    locate = partial(_locate, loaded, url)
+    _talk(loaded, locate, model, prompt or [], Conversation(), Sampling(), show_stats=verbose)
+
+
+def _locate(loaded: LoadedConfig, url: str, model: str) -> tuple[str, str]:
+    """Return the server that has the model, "" if it runs in this process, and its name there."""
+    if url:
+        return url, model
+    from shoal.cli.banner import browser_url
+
+    name = _load_on_server(loaded, model)
+    return (browser_url(loaded.settings.host, loaded.settings.port), name) if name else ("", model)
+
+
+def _load_on_server(loaded: LoadedConfig, model: str) -> str:
+    """Load the model on the server at the configured port, and return its name there; "" if none there has it.
+
+    Raises SetupError if that server cannot load it, or refuses the key: a model beside it would be a surprise.
+    """
+    from shoal.backends import parse_address
+    from shoal.cli._asking import KeyRefused
+    from shoal.cli._running import RunningServer
+    from shoal.cli.progress import TerminalProgress
+    from shoal.errors import AddressError, TransportFailed
+
+    names = {model}
+    with contextlib.suppress(AddressError):  # a server's name need not be an address
+        names.add(parse_address(model).id)
+    if not loaded.settings.port:
+        return ""
+    try:
+        server = RunningServer.from_settings(loaded.settings, "")
+        found = next((each for each in server.models() if each["id"] in names), None)
+    except KeyRefused:
+        raise
+    except (TransportFailed, SetupError):  # no server there, or one of another kind
+        return ""
+    if found is None:
+        return ""
+    if (found.get("status") or {}).get("value") == "unloaded":
+        with TerminalProgress(doing=f"loading {found['id']}") as progress:
+            server.load(found["id"], {}, progress)
+    return str(found["id"])
+
+
+def _talk(
+    loaded: LoadedConfig,
+    locate: Callable[[str], tuple[str, str]],
+    model: str,
+    words: Sequence[str],
+    conversation: Conversation,
+    sampling: Sampling,
+    *,
+    show_stats: bool,
+) -> None:
+    """Answer the question in `words` or on standard input, or hold a conversation on a terminal."""
+    from shoal.cli._model_switch import ModelSwitch, check_listed
+
+    question = _read_question(words)
+    opened: list[ChatSource] = []
+
+    def open_chat(stack: contextlib.ExitStack, name: str) -> ChatSource:
+        if opened and not {"/", ":"} & set(name):  # a name and no address, so it must be one of those listed
+            check_listed(name, _list_names(loaded, opened[0]))
+        url, there = locate(name)
+        opened[:] = [_open_chat(stack, loaded, url, there)]
+        return opened[0]
+
+    with ModelSwitch(open_chat, lambda: _list_names(loaded, opened[0])) as models:
+        talks = models.open(model)
         if question is None:
-            _converse(talks, conversation, sampling, show_stats=stats)
+            _converse(
+                talks, conversation, sampling, models, model or getattr(talks, "model", ""), show_stats=show_stats
+            )
         else:
-            _answer_once(talks, conversation, sampling, question, show_stats=stats)
+            _answer_once(talks, conversation, sampling, question, show_stats=show_stats)
+
+
+def _list_names(loaded: LoadedConfig, talks: ChatSource) -> list[str]:
+    """Return the language models beside this one: of its server, or on this machine's disk."""
+    from shoal.cli._talking import RemoteChat
+    from shoal.models.store import Store
+
+    if isinstance(talks, RemoteChat):
+        return talks.list_names()
+    stored = Store(loaded.settings.home).entries()
+    return [each.manifest.address for each in stored if each.manifest.generation is not None]
 
 
 def _read_question(parts: Sequence[str]) -> str | None:
@@ -103,11 +216,19 @@ def _open_chat(stack: contextlib.ExitStack, loaded: LoadedConfig, url: str, mode
     from shoal.app import open_app
     from shoal.cli.progress import TerminalProgress
 
-    with TerminalProgress() as progress:  # the bars end before the conversation begins
+    with TerminalProgress(doing=f"loading {model}") as progress:  # the bars end before the conversation begins
         return stack.enter_context(open_local_chat(open_app(loaded, (model,), progress), progress.report_note))
 
 
-def _converse(talks: ChatSource, conversation: Conversation, sampling: Sampling, *, show_stats: bool) -> None:
+def _converse(
+    talks: ChatSource,
+    conversation: Conversation,
+    sampling: Sampling,
+    models: ModelSwitch,
+    model: str,
+    *,
+    show_stats: bool,
+) -> None:
     with contextlib.suppress(ImportError):  # not on every platform; the terminal then edits lines
         import readline  # noqa: F401 - input() edits lines and keeps their history once this is loaded
     from rich.console import Console
@@ -115,7 +236,9 @@ def _converse(talks: ChatSource, conversation: Conversation, sampling: Sampling,
     from shoal.cli._terminal import Terminal
 
     dim = Console().color_system is not None
-    Terminal(talks, conversation, sampling, out=sys.stdout, dim=dim, show_stats=show_stats).run()
+    Terminal(
+        talks, conversation, sampling, model=model, models=models, out=sys.stdout, dim=dim, show_stats=show_stats
+    ).run()
 
 
 def _answer_once(

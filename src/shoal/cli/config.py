@@ -1,14 +1,20 @@
-"""`shoal config`: show the settings in effect and where each comes from."""
+"""`shoal config`: show the settings in effect and where each comes from, or check a file."""
 
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from shoal import config
+from shoal.backends import parse_served
+from shoal.cli._commands import make_group
 from shoal.cli._options import with_settings
 from shoal.config import LoadedConfig
+from shoal.config.check import Problem, find_problems
 
 
 @with_settings()
@@ -43,3 +49,40 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(value) or "-"
     return "-" if value in (None, "") else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def check(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="Settings file (default: SHOAL_CONFIG, else ./shoal.toml)."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check the settings file and the environment, and list every error with its line. Exit code 1 if there is one."""
+    place = file or config.find_file(os.environ, Path.cwd())
+    problems = find_problems(place, os.environ, parse_served)
+    if as_json:
+        typer.echo(
+            json.dumps({"file": str(place) if place else None, "problems": [*map(_to_dict, problems)]}, indent=2)
+        )
+    else:
+        typer.echo("\n".join(map(str, problems)) or f"{place or 'the environment (no settings file)'}: no errors")
+    if any(each.is_error for each in problems):
+        raise typer.Exit(1)
+
+
+def _to_dict(problem: Problem) -> dict[str, Any]:
+    return {
+        "level": "error" if problem.is_error else "warning",
+        "place": problem.place,
+        "line": problem.line,
+        "message": problem.message,
+    }
+
+
+app = make_group(
+    "config",
+    "Show the settings in effect, or check a settings file; `shoal config` is short for `shoal config show`.",
+    {"show": show, "check": check},
+    default="show",
+)

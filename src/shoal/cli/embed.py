@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 import typer
 
 from shoal.cli._asking import ServerClient, first_key
+from shoal.cli._completion import complete_model
 from shoal.cli._local import run_model
 from shoal.cli._options import with_settings
 from shoal.config import LoadedConfig
@@ -51,7 +52,9 @@ def embed(
     model: Annotated[
         str,
         typer.Option(
-            metavar="ADDRESS", help="Model, as for serve; with --url, its name on the server (default: the first one)."
+            metavar="ADDRESS",
+            help="Model, as for serve; with --url, its name on the server (default: the first one).",
+            autocompletion=complete_model,
         ),
     ] = "",
     url: Annotated[str, typer.Option(help="Use this server instead of loading the model locally.")] = "",

@@ -8,24 +8,32 @@ import difflib
 import json
 import time
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from shoal.backends import parse_address
+from shoal.cli._completion import complete_stored
 from shoal.cli._options import with_settings
 from shoal.cli._running import RunningServer, check_model_name
 from shoal.cli._tables import age_text, print_table, size_text
 from shoal.config import LoadedConfig
 from shoal.errors import AddressError, ConfigError, SourceError
-from shoal.models.convert.variants import Parity, list_variants
-from shoal.models.manifest import GenerationSpec, ImagePart, check_files
 from shoal.models.open_clip_names import resolve_pair
 from shoal.models.sources.pins import DEFAULT_MODEL, resolve_alias
 from shoal.models.store import Store, StoredModel
-from shoal.specs import ContrastSpec, TextSpec
 
-_Name = Annotated[str, typer.Argument(metavar="NAME", help="Model name from `shoal list`, or its address.")]
+if TYPE_CHECKING:
+    from shoal.models.convert.variants import Parity
+    from shoal.models.manifest import GenerationSpec, ImagePart
+    from shoal.specs import ContrastSpec, TextSpec
+
+_Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="Model name from `shoal list`, or its address.", autocompletion=complete_stored
+    ),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -52,7 +60,7 @@ def pull(
     if to == "triton":
         _need_repository(loaded)
     began = time.monotonic()
-    with TerminalProgress() as progress:
+    with TerminalProgress(doing=f"preparing {address}") as progress:
         source = resolve_alias(resolve_pair(parse_address(address)))
         stored = prepare_local(source, loaded.settings, progress=progress, refresh=refresh)
         written = _publish(source.id, stored, loaded) if to == "triton" else ""
@@ -102,6 +110,7 @@ def _describe_unverified(stored: StoredModel) -> str:
 def show(
     name: _Name,
     verify: Annotated[bool, typer.Option("--verify", help="Hash every file and compare.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="Explain how the model is read.")] = False,
     as_json: _Json = False,
     *,
     loaded: LoadedConfig,
@@ -109,6 +118,13 @@ def show(
     """Show details of a model in the store."""
     store = Store(loaded.settings.home)
     stored = _find(store, name)[0]
+    if why:
+        from shoal.cli._explanation import print_explanation
+
+        print_explanation(stored, loaded.settings, as_json=as_json)
+        return
+    from shoal.models.manifest import check_files
+
     wrong = check_files(stored.path, stored.manifest, full=True) if verify else []
     facts = _facts(stored) | _details(stored) | {"variants": _variants(store, stored)}
     if verify:
@@ -223,6 +239,8 @@ def _details(stored: StoredModel) -> dict[str, Any]:
 
 def _variants(store: Store, stored: StoredModel) -> dict[str, Any]:
     """Return the variants of the graph on this machine: size and, where measured, parity to f32."""
+    from shoal.models.convert.variants import list_variants
+
     return {
         variant: {"bytes": size} | ({} if parity is None else _parity(parity))
         for variant, size, parity in list_variants(stored, store)

@@ -3,36 +3,77 @@
 from __future__ import annotations
 
 import logging
+import sys
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.progress import Progress as Bars
 
 from shoal.models.progress import Progress
 
 
+def _make_bars(*columns: ProgressColumn, console: Console, transient: bool = False) -> Bars:
+    """Make bars for a terminal; elsewhere they show nothing. Output that goes to a file or a pipe stays there."""
+    return Bars(
+        *columns,
+        console=console,
+        disable=not console.is_terminal,
+        transient=transient,
+        redirect_stdout=sys.stdout.isatty(),
+    )
+
+
+class Waiting:
+    """Shows on a terminal what takes a while, and for how long it has, until the context exits. Then it is removed."""
+
+    def __init__(self, text: str, console: Console | None = None) -> None:
+        console = console or Console(stderr=True)
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        self._bar = _make_bars(*columns, console=console, transient=True)
+        self._bar.add_task(text, total=None)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
 class TerminalProgress(Progress):
-    """Show one bar per download and one per conversion step until the context exits.
+    """Show one bar per download and one per conversion step until the context exits, below them `doing`, if given.
 
     Off a terminal only notes (`report_note`) appear, so that a log shows which source was skipped and why. They are
     records of `log` where one is given, because readers of a server's log expect nothing else.
     """
 
-    def __init__(self, console: Console | None = None, *, log: logging.Logger | None = None) -> None:
+    def __init__(self, console: Console | None = None, *, doing: str = "", log: logging.Logger | None = None) -> None:
         self._console = console or Console(stderr=True)
+        self._waiting = Waiting(doing, self._console) if doing else None
         self._log = log
-        hidden = not self._console.is_terminal
         text = TextColumn("{task.description}", markup=False)
         amount = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         share = (BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-        self._bytes = Bars(text, *amount, console=self._console, disable=hidden)
-        self._steps = Bars(text, *share, console=self._console, disable=hidden)
+        self._bytes = _make_bars(text, *amount, console=self._console)
+        self._steps = _make_bars(text, *share, console=self._console)
         self._bars: Bars | None = None
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
+        if self._waiting is not None:
+            self._waiting.__enter__()
         return self
 
     def __exit__(
@@ -40,6 +81,8 @@ class TerminalProgress(Progress):
     ) -> None:
         if self._bars is not None:
             self._bars.stop()
+        if self._waiting is not None:
+            self._waiting.__exit__()
 
     def report_fetch(self, what: str, done: int, total: int | None) -> None:
         self._update(self._bytes, what, done, total)

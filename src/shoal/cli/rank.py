@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -10,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli._asking import ServerClient, first_key
+from shoal.cli._completion import complete_model
 from shoal.cli._local import run_model
 from shoal.cli._options import with_settings
 from shoal.config import LoadedConfig
 from shoal.errors import TransportFailed
 
 if TYPE_CHECKING:
-    from shoal.python.api import Match
+    from shoal.python.results import Match
     from shoal.types import Image
 
 
@@ -25,7 +25,12 @@ def rank(
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="Image file; - is standard input.")],
     texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="Non-empty texts to compare with the image.")],
     model: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Image-text model; with --url, its name on the server.")
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Image-text model; with --url, its name on the server.",
+            autocompletion=complete_model,
+        ),
     ] = "",
     url: Annotated[str, typer.Option(help="Use this server instead of loading the model locally.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -57,7 +62,7 @@ def rank(
 
 def _rank_remote(server: ServerClient, image: Image, texts: Sequence[str], model: str) -> list[Match]:
     from shoal.cli._images import to_data_uri
-    from shoal.python.api import Match
+    from shoal.python.results import Match
 
     body = {"image": to_data_uri(image), "texts": texts} | ({"model": model} if model else {})
     reply = server.ask("/rank", body)
@@ -71,10 +76,11 @@ def _rank_remote(server: ServerClient, image: Image, texts: Sequence[str], model
 
 
 def _show(matches: Sequence[Match], *, as_json: bool) -> None:
+    from shoal.cli._tables import print_json, print_table
+
     if as_json:
-        typer.echo(json.dumps([asdict(match) for match in matches], indent=2, ensure_ascii=False))
+        print_json([asdict(match) for match in matches], ascii_only=False)
         return
-    from shoal.cli._tables import print_table
 
     rows = ((f"{match.score:.4f}", f"{match.cosine:.4f}", match.text) for match in matches)
     print_table(("SCORE", "COSINE", "TEXT"), rows)

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Annotated, Any, Literal
 
 import typer
 
+from shoal.cli._completion import complete_running
 from shoal.cli._options import with_settings
-from shoal.cli._running import RunningServer, check_model_name
-from shoal.cli._tables import age_text, print_table, size_text
+from shoal.cli._running import CONNECTION_SETTINGS, RunningServer, check_model_name
+from shoal.cli._tables import age_text, print_json, print_table, size_text
 from shoal.cli.progress import TerminalProgress
 from shoal.config import LoadedConfig
 from shoal.errors import SetupError, TransportFailed
 
-_CONNECTION_SETTINGS = ("port", "host", "api_key", "api_key_file", "admin_key", "admin_key_file")
-
-_Name = Annotated[str, typer.Argument(metavar="NAME", help="Model name from `shoal ps --all`, or org/name.")]
+_Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="Model name from `shoal ps --all`, or org/name.", autocompletion=complete_running
+    ),
+]
 Url = Annotated[
     str, typer.Option("--url", metavar="URL", help="The server (default: http://127.0.0.1 at the setting `port`).")
 ]
 
 
-@with_settings(*_CONNECTION_SETTINGS)
+@with_settings(*CONNECTION_SETTINGS)
 def ps(
     everything: Annotated[bool, typer.Option("--all", help="Also list models that can be loaded.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -38,7 +41,7 @@ def ps(
     found = [_facts(entry, used) for entry in server.models() if not entry.get("parent")]
     shown = [one for one in found if everything or one["status"] != "unloaded"]
     if as_json:
-        typer.echo(json.dumps(shown, indent=2))
+        print_json(shown)
         return
     now = time.time()
     rows = [
@@ -55,7 +58,7 @@ def ps(
     print_table(("NAME", "BACKEND", "STATUS", "SIZE", "LAST USED", "NOTE"), rows)
 
 
-@with_settings(*_CONNECTION_SETTINGS)
+@with_settings(*CONNECTION_SETTINGS)
 def load(
     name: _Name,
     backend: Annotated[
@@ -74,18 +77,18 @@ def load(
     """Load a model into a running server, downloading it first if necessary."""
     server = RunningServer.from_settings(loaded.settings, url)
     wishes = {"backend": backend, "text_in": text_in}
-    with TerminalProgress() as progress:
+    with TerminalProgress(doing=f"loading {name}") as progress:
         changed = server.load(
             check_model_name(name), {key: value for key, value in wishes.items() if value is not None}, progress
         )
     typer.echo(f"{name} is loaded" if changed else f"{name} is already loaded")
 
 
-@with_settings(*_CONNECTION_SETTINGS)
+@with_settings(*CONNECTION_SETTINGS)
 def unload(name: _Name, url: Url = "", *, loaded: LoadedConfig) -> None:
     """Unload a model from a running server; requests in flight finish first."""
     server = RunningServer.from_settings(loaded.settings, url)
-    with TerminalProgress() as progress:
+    with TerminalProgress(doing=f"unloading {name}") as progress:
         changed = server.unload(check_model_name(name), progress)
     typer.echo(f"{name} is unloaded" if changed else f"{name} is not loaded")
 

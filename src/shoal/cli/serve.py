@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.backends import parse_served
+from shoal.cli._completion import complete_model
 from shoal.cli._errors import exit_code
 from shoal.cli._options import with_settings
 from shoal.cli.banner import announce, browser_url
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from shoal.core.registry import ModelCard
     from shoal.server import HttpServer
     from shoal.server.grpc_server import GrpcServer
+
+LOADING_NOTE_S = 10.0
+"""Interval of the log lines about models that are still loading."""
 
 POLL_INTERVAL_S = 0.5
 """Interval at which to check whether models are merely waiting. The banner waits for models that are still loading."""
@@ -48,6 +53,7 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="ADDRESS",
+            autocompletion=complete_model,
             help="[NAME=]ADDRESS[,ADDRESS...]: hf:org/name (hf: may be left out), pypi:package, file:path,"
             " triton://host:8001#model (without #model every one of that server); none serves the default model.",
         ),
@@ -219,8 +225,12 @@ async def announce_models(app: App, loaded: LoadedConfig, port: int) -> None:
     loading = asyncio.create_task(app.wait_until_loaded())
     logged_failures: set[str] = set()
     try:
+        next_note = time.monotonic() + LOADING_NOTE_S
         while not loading.done():
             await asyncio.wait({loading}, timeout=POLL_INTERVAL_S)
+            if time.monotonic() >= next_note and not loading.done():
+                next_note += LOADING_NOTE_S
+                _note_loading(app.gateway.models())
             waiting = _find_waiting(app.gateway.models())
             if waiting and not loading.done():
                 for card in waiting:
@@ -232,6 +242,13 @@ async def announce_models(app: App, loaded: LoadedConfig, port: int) -> None:
     _report_models(app, loaded.settings, port, logged_failures)
     if not app.gateway.pending_sources:  # their models are not known yet
         _warn_unused_tables(loaded.models, [card.name for card in app.gateway.models()])
+
+
+def _note_loading(cards: Sequence[ModelCard]) -> None:
+    """Log what is still loading, so that a long start does not look like a hang."""
+    for card in cards:
+        if card.state == "loading":
+            log.info("%s is still loading%s", card.name, f": {card.note}" if card.note else "")
 
 
 def _find_waiting(cards: Sequence[ModelCard]) -> list[ModelCard]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from shoal.cli._errors import report_errors
+from shoal.cli._commands import make_group
 from shoal.cli._options import with_settings
 from shoal.config import LoadedConfig
 from shoal.errors import SetupError
@@ -20,15 +20,6 @@ if TYPE_CHECKING:
 
 _FoundServer: TypeAlias = "tuple[RunFolder, State, bool]"
 """A server's folder, its state, and whether it is supervised."""
-
-app = typer.Typer(
-    name="triton",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    help="Run a real NVIDIA Triton on this machine: no Docker, no GPU needed.",
-)
 
 _FOLLOW_INTERVAL_S = 0.2
 
@@ -145,8 +136,11 @@ def logs(
         time.sleep(_FOLLOW_INTERVAL_S)
 
 
-for command in (up, down, status, logs):
-    app.command()(report_errors(command))
+app = make_group(
+    "triton",
+    "Run a real NVIDIA Triton on this machine: no Docker, no GPU needed.",
+    {"up": up, "down": down, "status": status, "logs": logs},
+)
 
 
 def _options(loaded: LoadedConfig, **options: Any) -> TritonOptions:

@@ -9,11 +9,12 @@ and its defaults above Shoal's.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -58,6 +59,9 @@ __all__ = [
     "find_file",
     "is_loopback",
     "load",
+    "read_key",
+    "read_toml",
+    "read_variables",
 ]
 
 Layer: TypeAlias = Literal["flag", "env", "foreign", "file", "preset", "default"]
@@ -167,15 +171,20 @@ def check_setting_name(name: str) -> None:
         raise ConfigError(f"{name} is not a setting: {hint}", param=name)
 
 
-def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> LoadedConfig:
+def load(
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    file: Path | None = None,
+    document: Mapping[str, Any] | None = None,
+) -> LoadedConfig:
     """Merge the layers. `flags` holds the command line's values, including `models`, `as` and `foreign`; None and empty
-    values count as not given.
+    values count as not given. `document` is the content of `file`, which is read without it.
 
     Every layer is validated in full, so that a higher one cannot hide a wrong value. Raises ConfigError whose `param`
     is the offending flag, variable or key.
     """
     warnings: list[str] = []
-    document = _read_toml(file) if file else {}
+    document = dict(document) if document is not None else read_toml(file) if file else {}
     chosen = _choose_preset(flags.get(AS), environ, document.pop(AS, None), file)
     found = read_preset(chosen, environ, flags.get(FOREIGN) or {})
     warnings += found.warnings
@@ -184,7 +193,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
     layers = (
         _from_flags(flags if chosen is None else _translate_flags(flags, chosen)),
         {name: entry for name, entry in foreign.items() if entry[1].layer == "flag"},
-        _from_env(environ, warnings),
+        read_variables(environ, warnings),
         foreign,
         _from_file(document, file),
         {name: (value, _preset_source(chosen)) for name, value in (chosen.defaults if chosen else {}).items()},
@@ -209,6 +218,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
     }
     if (values["triton_cert_file"] is None) != (values["triton_key_file"] is None):
         raise ConfigError("triton_cert_file and triton_key_file must be set together", param="triton_cert_file")
+    _check_proxies(values, warnings)
     served, sources[MODELS] = _choose_served(
         flags, environ, models, file=file, preset=(found.served, _preset_source(chosen))
     )
@@ -249,6 +259,31 @@ def check_bind(settings: Settings) -> None:
     )
 
 
+def _check_proxies(values: Mapping[str, Any], warnings: list[str]) -> None:
+    """Raise ConfigError for what is no network; warn of proxies that no header is read from, and of clients who may
+    name themselves."""
+    proxies, client_header = values["trusted_proxies"], values["client_header"]
+    for each in proxies:
+        try:
+            if getattr(ip_network(each).network_address, "ipv4_mapped", None):
+                raise ValueError(f"{each} is an IPv4 address in IPv6's form, in which no peer is seen")
+        except ValueError as error:
+            raise ConfigError(
+                f"trusted_proxies: {error}; name an address such as 10.0.0.7 or a network such as 10.0.0.0/8",
+                param="trusted_proxies",
+            ) from None
+    if proxies and not client_header:
+        warnings.append(
+            "trusted_proxies without client_header, the proxies' header such as X-Real-IP, only says whose traces are "
+            "continued"
+        )
+    if client_header and not proxies and not values["api_key"] and not is_loopback(values["host"]):
+        warnings.append(
+            f"every client may take another's name by {client_header}, and read that one's files: list the proxies "
+            "that set it in trusted_proxies"
+        )
+
+
 def is_loopback(host: str) -> bool:
     """Return whether a host name or address is local to this machine. Names other than localhost are not resolved."""
     if host == "localhost":
@@ -280,7 +315,8 @@ def _from_flags(flags: Mapping[str, Any]) -> _LayerValues:
     return values
 
 
-def _from_env(environ: Mapping[str, str], warnings: list[str]) -> _LayerValues:
+def read_variables(environ: Mapping[str, str], warnings: list[str]) -> _LayerValues:
+    """Return the settings that Shoal's variables hold. Raises ConfigError for the first wrong value."""
     values: dict[str, tuple[Any, Source]] = {}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX) or not text or _SERVICE_LINK.match(text):
@@ -306,10 +342,11 @@ _SERVICE_LINK = re.compile(r"^(tcp|udp|sctp)://")
 
 def _from_file(document: Mapping[str, Any], file: Path | None) -> _LayerValues:
     source = Source("file", str(file))
-    return {name: (_from_key(BY_NAME, name, value, f"{file}"), source) for name, value in document.items()}
+    return {name: (read_key(BY_NAME, name, value, f"{file}"), source) for name, value in document.items()}
 
 
-def _from_key(known: Mapping[str, Setting], key: str, value: Any, where: str) -> Any:
+def read_key(known: Mapping[str, Setting], key: str, value: Any, where: str) -> Any:
+    """Return the validated value of a key of the file. Raises ConfigError, also for a key that is not `known`."""
     if key not in known:
         hint = _hint(known, key.replace("-", "_"), value)
         raise ConfigError(f"{where}: {key} is not a setting here: {hint}", param=key)
@@ -374,7 +411,7 @@ def _merge_tables(
     tables: dict[str, dict[str, tuple[Any, Source]]] = {}
     for name, table in document.items():
         where = f'{file}: [models."{name}"]'
-        tables[name] = {key: (_from_key(MODEL_KEYS, key, value, where), source) for key, value in table.items()}
+        tables[name] = {key: (read_key(MODEL_KEYS, key, value, where), source) for key, value in table.items()}
     for name, keys in found.tables.items():
         table = tables.setdefault(name, {})
         for key, preset_value in keys.items():
@@ -424,7 +461,8 @@ def _choose_served(
     return (found.value, default) if found else ((), DEFAULT)
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def read_toml(file: Path) -> dict[str, Any]:
+    """Read a settings file without validating its keys. Raises ConfigError."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -452,7 +490,10 @@ def _read_keys(file: Path, setting: Setting, warnings: list[str]) -> tuple[str, 
 
 
 def _warn_if_readable(file: Path, warnings: list[str]) -> None:
-    if file.stat().st_mode & 0o077:
+    # systemd makes credentials readable for a group of which only the service is a member.
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    others = 0o007 if folder and file.is_relative_to(folder) else 0o077
+    if file.stat().st_mode & others:
         warnings.append(f"{file} contains secrets but other users can read it: chmod 600 {file}")
 
 
@@ -463,6 +504,9 @@ def _merge_sources(keys: Source, file: Source, path: str) -> Source:
 
 
 def _to_absolute(value: str, source: Source, file: Path | None) -> str:
-    path = Path(value).expanduser()
+    try:
+        path = Path(value).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{value} ({source.label}): no user of that name has a home: write the whole path") from None
     # A path in the file is relative to that file, not to the current directory.
     return str(file.parent / path if file and source.layer == "file" else path)

@@ -17,7 +17,8 @@ ENV_PREFIX = "SHOAL_"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table. `section` groups rows in the help; `per_model` rows may also appear in a model's table."""
+    """One row of the table. `section` groups rows in the help; `per_model` rows may also appear in a model's table;
+    the short help of a command shows only the `essential` rows."""
 
     name: str
     type: Any
@@ -27,6 +28,7 @@ class Setting:
     secret: bool = False
     path: bool = False
     per_model: bool = False
+    essential: bool = False
 
     @property
     def flag(self) -> str:
@@ -45,6 +47,11 @@ class Setting:
     def wording(self) -> str:
         """A description of the accepted values, for error messages."""
         return _wording(inspect.type_info(self.type))
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The accepted words of an enumerated setting; none for any other."""
+        return tuple(map(str, getattr(self.kind, "values", ())))
 
     @property
     def repeatable(self) -> bool:

@@ -34,6 +34,9 @@ Origin: TypeAlias = Annotated[
         title="an exact origin such as https://app.example.org (* would let every web page use this server)",
     ),
 ]
+Network: TypeAlias = Annotated[
+    str, Meta(pattern=r"^[0-9a-fA-F.:]+(/[0-9]{1,3})?\Z", title="an address or a network such as 10.0.0.0/8")
+]
 Name: TypeAlias = Annotated[str, Meta(min_length=1)]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
 CountOrZero: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -47,7 +50,7 @@ Metadatum: TypeAlias = Annotated[
     ),
 ]
 InputName: TypeAlias = Literal[
-    "input_ids", "attention_mask", "token_type_ids", "position_ids", "pooling_mask", "text", "pair"
+    "input_ids", "attention_mask", "token_type_ids", "position_ids", "pooling_mask", "adapter_ids", "text", "pair"
 ]
 OutputName: TypeAlias = Literal[
     "sentence_embedding", "pooled", "token_embeddings", "embedding", "token_count", "logits", "sparse_embedding"
@@ -81,8 +84,10 @@ _key = _section("")
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings with type, bounds, help and default. `repr` masks secrets."""
 
-    host: Annotated[Name, _server("Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535), _server("Port to listen on; 0 lets the system choose.")] = 8080
+    host: Annotated[Name, _server("Address to listen on.", essential=True)] = "127.0.0.1"
+    port: Annotated[
+        int, Meta(ge=0, le=65535), _server("Port to listen on; 0 lets the system choose.", essential=True)
+    ] = 8080
     grpc_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
         _server("Port for KServe v2 over gRPC; 0 lets the system choose."),
@@ -95,7 +100,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(ge=0, le=256),
         _server(
             "Processes that speak HTTP, before one that has the models. 1: one process does both; 0: one for every "
-            "4 cores."
+            "4 cores.",
+            essential=True,
         ),
     ] = 1
     insecure: Annotated[bool, _server("Allow serving other machines without an API key.")] = False
@@ -107,6 +113,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _server(
             "File of API keys, one per line: KEY, `KEY bulk` or `KEY interactive`; # starts a comment line.",
             path=True,
+            essential=True,
         ),
     ] = None
     admin_key: Annotated[
@@ -123,6 +130,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(pattern=r"^[A-Za-z0-9-]*\Z", title="a header name"),
         _server("Header with the user's name, set by a trusted proxy; fairness then applies per user."),
     ] = ""
+    trusted_proxies: Annotated[
+        tuple[Network, ...],
+        _server(
+            "Addresses or networks of the proxies that may send `client_header`; repeatable. Empty: every peer. "
+            "Without keys, also those whose traces are continued."
+        ),
+    ] = ()
     metrics_default: Annotated[
         Literal["prometheus", "json"],
         _server(
@@ -196,8 +210,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch_disk_mb: Annotated[
         Count, _limits("Disk space for the files and results of batches, in `batches` under `home`.")
     ] = 10240
+    response_store_mb: Annotated[
+        CountOrZero,
+        _limits("Memory for responses of /v1/responses that later requests refer to, in MB of 2^20 bytes. 0: none."),
+    ] = 64
+    response_store_s: Annotated[Duration, _limits("Time that a stored response is kept after its last use.")] = 3600.0
 
-    max_batch_size: Annotated[Count, _batching("Maximum items in one batch.")] = 64
+    max_batch_size: Annotated[Count, _batching("Maximum items in one batch.", essential=True)] = 64
     max_batch_tokens: Annotated[Count, _batching("Maximum tokens in one batch, padding included.")] = 16384
     max_batch_ms: Annotated[
         Duration,
@@ -225,7 +244,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         CountOrZero,
         _cache(
             "Memory per model for cached answers, in MB of 2^20 bytes; repeated inputs are not computed again. 0: "
-            "no cache."
+            "no cache.",
+            essential=True,
         ),
     ] = 0
     cache_disk_mb: Annotated[
@@ -277,7 +297,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_loaded_bytes: Annotated[
         CountOrZero, _life("Maximum bytes of loaded models, enforced in the same way. 0: no limit.")
     ] = 0
-    keep_alive_s: Annotated[DurationOrZero, _life("Idle time after which a model sleeps. 0: never.")] = 0.0
+    keep_alive_s: Annotated[
+        DurationOrZero, _life("Idle time after which a model sleeps. 0: never.", essential=True)
+    ] = 0.0
 
     ray_application: Annotated[
         str,
@@ -292,7 +314,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             pattern=r"^((tritons?://)?[^\s/#@?%=]+|triton://(/[^\s/,#@?%]+)+)?\Z",
             title="host or host:port, tritons://host:port for TLS, or triton:///PATH for a Unix socket",
         ),
-        _triton("gRPC address of the Triton that loads models for `backend`."),
+        _triton("gRPC address of the Triton that loads models for `backend`.", essential=True),
     ] = ""
     triton_repository: Annotated[
         str,
@@ -345,7 +367,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "f32", "bf16", "fp16", "int8"],
         _engine(
             "Precision of local models; auto uses 16 bits if the hardware supports it and the load-time check agrees "
-            "with f32. int8 is smaller and faster, but a separate vector space."
+            "with f32. int8 is smaller and faster, but a separate vector space.",
+            essential=True,
         ),
     ] = "auto"
     streams: Annotated[
@@ -353,6 +376,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _engine("Batches that a local engine runs, or a TEI server receives, in parallel. 0: automatic."),
     ] = 0
     threads: Annotated[CountOrZero, _engine("CPU threads for a local engine. 0: automatic.")] = 0
+    cuda_graphs: Annotated[
+        bool,
+        _engine("Record torch's work on a GPU for each shape of a batch: several times as fast, for more GPU memory."),
+    ] = True
     reproducible: Annotated[
         bool,
         _engine(
@@ -363,8 +390,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     convert: Annotated[
         Literal["auto", "never"],
         _engine(
-            "Conversion of architectures and pickled weights that Shoal cannot read: auto converts them with PyTorch "
-            "in a separate process, if the extra convert is installed."
+            "Conversion of architectures that Shoal does not build: auto exports them with PyTorch in a separate "
+            "process, if the extra convert is installed."
         ),
     ] = "auto"
     convert_max_memory_mb: Annotated[
@@ -417,6 +444,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         tuple[Name, ...],
         _generation("Request fields not to forward to an OpenAI-compatible server; repeatable."),
     ] = ()
+    translate_responses: Annotated[
+        bool,
+        _generation(
+            "Send chat completions to an OpenAI-compatible server for /v1/responses even if it has that route, as for "
+            "one that accepts only functions there."
+        ),
+    ] = False
     kv_cache_mb: Annotated[
         CountOrZero, _generation("Memory of a local language model for contexts, in MB. 0: automatic.")
     ] = 0
@@ -436,15 +470,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str | None, _generation("API key for upstream OpenAI-compatible servers.", secret=True)
     ] = None
 
-    home: Annotated[Name, _files("Folder of downloaded and converted models.", path=True)] = "~/.cache/shoal"
-    offline: Annotated[bool, _files("Use only models already in the folder; never download.")] = False
+    home: Annotated[Name, _files("Folder of downloaded and converted models.", path=True, essential=True)] = (
+        "~/.cache/shoal"
+    )
+    offline: Annotated[bool, _files("Use only models already in the folder; never download.", essential=True)] = False
     hf_token: Annotated[str | None, _files("Token for private models on the Hugging Face hub.", secret=True)] = None
 
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], _logs("Minimum severity to log.")] = "info"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], _logs("Minimum severity to log.", essential=True)
+    ] = "info"
     log_format: Annotated[
         Literal["auto", "text", "json"], _logs("Format of log lines; auto is text on a terminal, JSON elsewhere.")
     ] = "auto"
     access_log: Annotated[bool, _logs("Log one line per request.")] = True
+    explain_requests: Annotated[
+        CountOrZero, _logs("Last requests kept in memory for `shoal explain`, about 1 KB each. 0: none.")
+    ] = 1000
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{setting.name}={setting.mask(getattr(self, setting.name))!r}" for setting in SETTINGS)
@@ -508,6 +549,9 @@ class ModelTable(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     context_tokens: Annotated[
         Count | None, _key("Maximum tokens of prompt and answer together, if the model does not report it.")
+    ] = None
+    vision: Annotated[
+        bool | None, _key("Whether chats of a remote model may hold images, if its server does not report it.")
     ] = None
     sampling: Annotated[
         dict[Name, bool | int | float | list[str]],

@@ -13,8 +13,19 @@ from typing import overload
 from shoal.core import similarity
 from shoal.core.generation.stream_limit import StreamLimit
 from shoal.core.generation.stream_timeout import StreamTimeout
+from shoal.core.generation.token_estimate import estimate_tokens
 from shoal.core.lifecycle.lifecycle import Lifecycle
-from shoal.core.protocols import GenerationReport, ModelFacts, Observer, Runner, Statistics, SupportsCheck, TextCodec
+from shoal.core.protocols import (
+    CountsTokens,
+    GenerationReport,
+    ModelFacts,
+    Observer,
+    Runner,
+    Statistics,
+    SupportsCheck,
+    TextCodec,
+)
+from shoal.core.recording import RequestLog, TaskRecord
 from shoal.core.registry import Model, ModelCard, Registry
 from shoal.core.scheduling.admission import classify_traffic, count_items
 from shoal.core.statistics import Counts
@@ -60,12 +71,12 @@ class Gateway:
 
     `draining` turns readiness off while accepted requests finish. `lifecycle` loads and unloads models (None: the
     registered models are fixed). `observer` is notified of every request; if it is a Counts, it also supplies the
-    statistics of models whose backend keeps none. `pending_sources` is the registry's; it turns readiness off while it
-    is not empty. A stream times out after `first_token_timeout_s` without a first chunk, or `token_timeout_s` without a
-    later one.
+    statistics of models whose backend keeps none. `pending_sources` is the registry's; it turns readiness off while
+    it is not empty. `log` records the tasks (None: nobody does). A stream times out after `first_token_timeout_s`
+    without a first chunk, or `token_timeout_s` without a later one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but one may be left out, and are named
         self,
         registry: Registry,
         observer: Observer | None = None,
@@ -74,6 +85,7 @@ class Gateway:
         first_token_timeout_s: float = 60.0,
         token_timeout_s: float = 60.0,
         threads: Threads | None = None,
+        log: RequestLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.registry = registry
@@ -87,6 +99,7 @@ class Gateway:
         self._active_timeouts: set[StreamTimeout] = set()
         self._token_timeouts = (first_token_timeout_s, token_timeout_s)
         self._threads = threads or Threads("compare", 1)
+        self._log = log
         self._clock = clock
 
     @overload
@@ -106,12 +119,15 @@ class Gateway:
         """
         kind = task.kind
         if model is None:
-            model = self._find_model(task.model, kind)
+            model = self._find_model(task.model, kind, ctx.surface)
         started = self._clock()
         items = count_items(task)
-        self._observer.accepted(model.name, kind, items, classify_traffic(ctx, items))
+        self._observer.accepted(model.name, kind, items, classify_traffic(ctx, items), ctx.surface)
         outcome = "cancelled"
         result: Result | None = None
+        record = None
+        if self._log is not None:
+            record = self._log.begin(TaskRecord(ctx.id, model.name, kind, items, started, ctx.trace, ctx.arrived), task)
         model.enter()
         try:
             runner = _get_runner(model, task, kind)
@@ -119,6 +135,8 @@ class Gateway:
             _check_deadline(ctx, started)
             if runner is None:
                 runner = await self._wake_runner(model, task, kind, ctx)
+            if isinstance(task, Rerank):
+                _check_instruction(task, runner.facts)
             if isinstance(task, Rerank) and "rerank" not in runner.facts.tasks:
                 result = await similarity.rerank(runner, task, ctx, threads=self._threads, clock=self._clock)
             else:
@@ -135,19 +153,26 @@ class Gateway:
             seconds = self._clock() - started
             # Run the observer after the caller has its result. Reading the counts, or an unload that waits for this
             # request and then forgets them, comes later still.
-            asyncio.get_running_loop().call_soon(self._observer.finished, model.name, kind, outcome, seconds, result)
+            asyncio.get_running_loop().call_soon(
+                self._observer.finished, model.name, kind, outcome, seconds, result, ctx.surface
+            )
             model.leave()
+            if record is not None and self._log is not None:
+                if result is not None:
+                    record.facts, record.input_tokens = result.facts, sum(result.tokens)
+                self._log.end(record, outcome, seconds)
 
     async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         """Generate chunks as the reader pulls them. Closing the iterator stops the work and releases the permit.
 
         Raises as `run` does, also in mid-stream, and DeadlineExceeded when the model produces nothing for too long.
         """
-        model = self._find_model(task.model, "generate")
+        model = self._find_model(task.model, "generate", ctx.surface)
         started = self._clock()
-        self._observer.accepted(model.name, "generate", task.choices, ctx.traffic or "interactive")
+        self._observer.accepted(model.name, "generate", task.choices, ctx.traffic or "interactive", ctx.surface)
         outcome, first, pieces = "cancelled", None, 0
         usage: Usage | None = None
+        record = self._begin_stream(model, task, ctx, started)
         model.enter()
         try:
             runner = _get_runner(model, task, "generate")
@@ -183,12 +208,24 @@ class Gateway:
         finally:
             model.leave()
             seconds = self._clock() - started
-            self._observer.finished(model.name, "generate", outcome, seconds, None)
+            self._observer.finished(model.name, "generate", outcome, seconds, None, ctx.surface)
             # An aborted answer has no usage: report the tokens seen so far.
             usage = usage or Usage(completion_tokens=pieces)
             self._observer.generated(
                 GenerationReport(model.name, usage.prompt_tokens, usage.completion_tokens, first, seconds)
             )
+            self._end_stream(record, usage, outcome, first, seconds)
+
+    async def count_tokens(self, task: Generate, ctx: Context) -> int:
+        """Count the tokens of a task's prompts, waking the model if needed; estimate them if nothing counts them.
+        Raises as `stream` does before the first chunk."""
+        model = self.registry.find(task.model, "generate")
+        model.enter()
+        try:
+            runner = _get_runner(model, task, "generate") or await self._wake_runner(model, task, "generate", ctx)
+            return await runner.count_tokens(task, ctx) if isinstance(runner, CountsTokens) else estimate_tokens(task)
+        finally:
+            model.leave()
 
     def resolve(self, name: str, task: TaskKind = "generate") -> tuple[str, str]:
         """Resolve a client's model name to the served model and the adapter ("" for none). `model:adapter` and
@@ -220,6 +257,9 @@ class Gateway:
             yield _get_codec(model)
         finally:
             model.leave()
+
+    def ensure_single_state(self) -> None:
+        """Return in the process that keeps what one process has; see http.hand_over. Other processes hand over."""
 
     async def wait_for_first_answer(self, deadline: float) -> bool:
         """Wait for the next first answer of a server named at startup, after which a request that was rejected with
@@ -266,13 +306,13 @@ class Gateway:
     def check_modality(self, name: str, modality: Modality) -> None:
         """Check that the model ("" = the embedding default) accepts a modality, as far as its facts are known. Call it
         before fetching inputs. Raises ModelNotFound and InvalidValue."""
-        card = self._find_model(name, "embed").card()
+        card = self.registry.find(name, "embed").card()
         if card.facts is not None:
             _check_modality(card.name, modality, card.facts)
 
-    def report_refusal(self, error: ShoalError) -> None:
+    def report_refusal(self, error: ShoalError, surface: str) -> None:
         """Count a request that a surface rejected itself in the metrics."""
-        self._observer.refused(error.kind)
+        self._observer.refused(error.kind, surface)
 
     def ready(self) -> bool:
         """Whether the server is not draining and every model named at startup can answer, waking first if needed.
@@ -280,6 +320,20 @@ class Gateway:
         return not (self.draining or self.pending_sources) and all(
             model.can_answer() for model in self.registry if model.required
         )
+
+    def _begin_stream(self, model: Model, task: Generate, ctx: Context, started: float) -> TaskRecord | None:
+        if self._log is None:
+            return None
+        record = TaskRecord(ctx.id, model.name, "generate", task.choices, started, ctx.trace, ctx.arrived)
+        return self._log.begin(record, task)
+
+    def _end_stream(
+        self, record: TaskRecord | None, usage: Usage, outcome: str, first: float | None, seconds: float
+    ) -> None:
+        if record is not None and self._log is not None:
+            record.first_seconds = first
+            record.input_tokens, record.output_tokens = usage.prompt_tokens, usage.completion_tokens
+            self._log.end(record, outcome, seconds)
 
     def _build_timeout(self, task: Generate, ctx: Context) -> StreamTimeout:
         """Build the timeout of a runner that stalls. A non-streaming answer may come as one chunk, so only the deadline
@@ -312,11 +366,11 @@ class Gateway:
         _check_task(model.name, task, kind, runner.facts)
         return runner
 
-    def _find_model(self, name: str, task: TaskKind) -> Model:
+    def _find_model(self, name: str, task: TaskKind, surface: str) -> Model:
         try:
             return self.registry.find(name, task)
         except ShoalError as error:
-            self.report_refusal(error)
+            self.report_refusal(error, surface)
             raise
 
 
@@ -340,7 +394,10 @@ def _get_runner(model: Model, task: Task, kind: TaskKind) -> Runner | None:
 def _check_task(name: str, task: Task, kind: TaskKind, facts: ModelFacts) -> None:
     if kind not in facts.tasks and not (kind == "rerank" and similarity.can_rerank(facts)):
         raise Unsupported(f"the model {name!r} cannot {kind}; it can: {', '.join(facts.tasks)}", param="model")
-    if not isinstance(task, Generate):
+    if isinstance(task, Generate):
+        if task.untranslated is not None and (task.raw is None or task.raw[0] not in facts.passes):
+            raise Unsupported(task.untranslated.message, param=task.untranslated.param)
+    else:
         _check_modalities(name, task, facts)
     if isinstance(task, Embed) and (lacking := set(task.outputs).difference(facts.vectors)):
         raise Unsupported(
@@ -373,6 +430,15 @@ def _check_request(task: BatchTask, items: int) -> None:
         raise InvalidValue(
             f"{len(task.queries)} queries for {len(task.documents)} documents: send one, or one for each document",
             param="query",
+        )
+
+
+def _check_instruction(task: Rerank, facts: ModelFacts) -> None:
+    if task.instruction is not None and not facts.takes_instruction:
+        raise Unsupported(
+            f"the model {task.model!r} has no place for an instruction: omit it, or use a reranker made from a "
+            "language model, such as Qwen3-Reranker",
+            param="instruction",
         )
 
 

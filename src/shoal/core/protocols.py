@@ -302,6 +302,14 @@ class SupportsCheck(Protocol):
 
 
 @runtime_checkable
+class CountsTokens(Protocol):
+    """Optional: a runner that counts the tokens of a generation's prompts without generating: those that the model
+    reads, or an estimate if its tokenizer is unknown. Raises as `stream` does before its first chunk."""
+
+    async def count_tokens(self, task: Generate, ctx: Context) -> int: ...
+
+
+@runtime_checkable
 class Breakable(Protocol):
     """Optional: a runner that can stop for good while it is loaded. `call` is called at most once, on the event loop,
     with the reason, after requests in flight were answered with it. The model is then failed until it is loaded
@@ -321,8 +329,10 @@ class ModelFacts:
     is known. `adapters`: its LoRAs, requested as `model:adapter`. `vectors`: the vector kinds of an embedder; the first
     is the default. `labels`: of a classifier, in the order of its scores; a reranker has one. `normalized`: whether the
     model ends in a Normalize layer, or that is unknown. `answers`: digest of its answers when it was opened, if nothing
-    else identifies its weights for sure. `modalities`: accepted inputs. `contrast`: how a model with a shared image and
-    text space compares the two. `knows_token_ids`: clients send token ids of its own tokenizer.
+    else identifies its weights for sure. `modalities`: accepted inputs. `embedding_tasks`: purposes that the model has
+    vectors for, requested by the names of their prompts. `contrast`: how a model with a shared image and text space
+    compares the two. `knows_token_ids`: clients send token ids of its own tokenizer. `passes`: dialects whose requests
+    may go to the model's server as they came. `takes_instruction`: Rerank may have one.
     """
 
     source: str
@@ -345,8 +355,11 @@ class ModelFacts:
     normalized: bool = True
     answers: str = ""
     modalities: tuple[Modality, ...] = ("text",)
+    embedding_tasks: tuple[str, ...] = ()
     contrast: ContrastSpec | None = None
     knows_token_ids: bool = False
+    passes: tuple[str, ...] = ()
+    takes_instruction: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -415,11 +428,13 @@ class GeneratorFacts:
     `parameters`: names of the Sampling fields it supports; `stop` is optional, since text after a stop sequence is cut
     off anyway. `top_logprobs`: maximum alternatives reported beside the chosen token, None: unlimited. `wants_ids`: it
     reads token ids, so a tokenizer is required. `output_mode`: the content of its pieces. `context_tokens`: prompt and
-    answer together, None if unknown. `adapters`: see ModelFacts.
+    answer together, None if unknown. `adapters`: see ModelFacts. `structural_tags`: guides may be xgrammar's, and
+    optional.
     """
 
     name: str
     parameters: frozenset[str]
+    structural_tags: bool = False
     top_logprobs: int | None = None
     wants_ids: bool = False
     output_mode: Literal["delta", "cumulative", "ids"] = "delta"
@@ -490,7 +505,7 @@ class ChatPipeline(Protocol):
     - `to_backend_sampling` returns a choice's sampling for the backend, with stop texts only if they apply to all of
       its text.
     - `tools_guide` returns the guide that makes a backend with guided decoding call the requested tools, None if no
-      guide is needed.
+      guide is needed. `tags`: the guide may be a structural tag; without a required call it is then optional.
     - `details`: what it adds to the details of its model's facts.
     """
 
@@ -507,7 +522,7 @@ class ChatPipeline(Protocol):
 
     def to_backend_sampling(self, task: Generate, sampling: Sampling) -> Sampling: ...
 
-    def tools_guide(self, task: Generate) -> Guide | None: ...
+    def tools_guide(self, task: Generate, *, tags: bool = False) -> Guide | None: ...
 
 
 Access = Literal["public", "user", "admin"]
@@ -594,18 +609,21 @@ class Observer:
     """Receives events for metrics, logs and traces. Override the no-op methods; they must be fast and never raise.
 
     Every request is either `refused` once before it reaches a model, with the error's kind as `reason`; or it is
-    `accepted` once and `finished` once, with "ok", "cancelled" or an error's kind as `outcome`.
+    `accepted` once and `finished` once, with "ok", "cancelled" or an error's kind as `outcome`. `surface`: the name of
+    the API that it came by, "" for none.
     """
 
-    def refused(self, reason: str) -> None: ...
+    def refused(self, reason: str, surface: str = "") -> None: ...
 
-    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None: ...
+    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass, surface: str = "") -> None: ...
 
     def batched(self, report: BatchReport) -> None: ...
 
     def generated(self, report: GenerationReport) -> None: ...
 
-    def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None: ...
+    def finished(
+        self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None, surface: str = ""
+    ) -> None: ...
 
 
 __all__ = [
@@ -617,6 +635,7 @@ __all__ = [
     "ChatPipeline",
     "CostModel",
     "CountedRow",
+    "CountsTokens",
     "Decoder",
     "Engine",
     "EngineFacts",

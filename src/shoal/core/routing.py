@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from shoal.core.closing import close_all
+from shoal.core.generation.token_estimate import estimate_tokens
 from shoal.core.protocols import (
     Breakable,
+    CountsTokens,
     ModelFacts,
     ReplicaStatus,
     Replicated,
@@ -59,6 +61,10 @@ class TaskRouter:
         runner = self._runner_for("generate")
         if isinstance(runner, SupportsCheck):
             runner.check(task)
+
+    async def count_tokens(self, task: Generate, ctx: Context) -> int:
+        runner = self._runner_for("generate")
+        return await runner.count_tokens(task, ctx) if isinstance(runner, CountsTokens) else estimate_tokens(task)
 
     async def tokenize(
         self, texts: Sequence[str], *, add_special_tokens: bool, prompt_name: str | None

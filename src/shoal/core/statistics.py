@@ -88,8 +88,10 @@ class Counts(ForwardingObserver):
             if report.finish_seconds is not None:
                 _add(tally.finish, report.finish_seconds)
 
-    def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
-        self._inner.finished(model, task, outcome, seconds, result)
+    def finished(
+        self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None, surface: str = ""
+    ) -> None:
+        self._inner.finished(model, task, outcome, seconds, result, surface)
         if outcome == "cancelled":
             return
         tally = self._tallies.get(model) or self._add_tally(model)

@@ -40,6 +40,7 @@ ERRORS = {
     "out_of_memory": "inference",
     "transport": "inference",
     "upstream": "inference",
+    "upstream_failed": "inference",
     "crashed": "inference",
     "deadline": "inference",
     "unavailable": "inference",
@@ -108,8 +109,10 @@ class ProxyMetrics(ForeignMetrics):
     Every request counts as a batch there. The time of turning texts into tensors is reported as its serialization.
     """
 
-    def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
-        self._inner.finished(model, task, outcome, seconds, result)
+    def finished(
+        self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None, surface: str = ""
+    ) -> None:
+        self._inner.finished(model, task, outcome, seconds, result, surface)
         if task != "embed" or result is None:
             return
         self._add("tgp_request_count", (("method", "batch"),))
@@ -125,8 +128,8 @@ class TeiMetrics(ForeignMetrics):
     requests rejected before they reach a model appear only in Shoal's own metrics.
     """
 
-    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
-        self._inner.accepted(model, task, items, traffic)
+    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass, surface: str = "") -> None:
+        self._inner.accepted(model, task, items, traffic, surface)
         name = _TASKS.get(task)
         if name is not None:
             self._add("te_request_count", (("method", _method(items)),))
@@ -137,8 +140,10 @@ class TeiMetrics(ForeignMetrics):
         self._observe("te_batch_next_size", SIZES, report.items)
         self._observe("te_batch_next_tokens", TOKENS, report.padded_tokens)
 
-    def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
-        self._inner.finished(model, task, outcome, seconds, result)
+    def finished(
+        self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None, surface: str = ""
+    ) -> None:
+        self._inner.finished(model, task, outcome, seconds, result, surface)
         name = _TASKS.get(task)
         if name is None:
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Generic, TypeVar
 
@@ -42,8 +43,12 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[str, float]]:
         """Return (upper bound, observations at or below it), up to +Inf, as the exposition format requires."""
-        names = [*map(floatToGoString, self.bounds), "+Inf"]
-        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
+        return list(zip(_write_bounds(self.bounds), map(float, accumulate(self.counts)), strict=True))
+
+
+@lru_cache
+def _write_bounds(bounds: tuple[float, ...]) -> list[str]:
+    return [*map(floatToGoString, bounds), "+Inf"]
 
 
 def observe_all(observations: Iterable[tuple[Histogram, float]]) -> None:

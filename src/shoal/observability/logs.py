@@ -39,7 +39,7 @@ _CHUNK = 32  # lines formatted per step, about 0.3 ms, so that the event loop ge
 _MAX_PENDING = 100_000  # records kept while a terminal or pipe is stalled; then the oldest are dropped
 _MARKS = ("bearer", "hf_", "sk-")
 _SECRETS = re.compile(r"(?i)(bearer\s+|\bhf_|\bsk-)[\w.~+/=-]+")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _COLORS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
 
 
@@ -199,9 +199,9 @@ class TextFormatter(logging.Formatter):
         else:
             message = record.getMessage()
         shown = " ".join(f"{name}={_format_value(value)}" for name, value in fields.items())
-        line = f"{self._paint('2', time)} {level} {_CONTROL.sub(_escape_control, message)}"
+        line = f"{self._paint('2', time)} {level} {escape_control(message)}"
         if shown:
-            line += "  " + self._paint("2", _CONTROL.sub(_escape_control, shown))
+            line += "  " + self._paint("2", escape_control(shown))
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info).replace("\x1b", "\\x1b")
         return _mask_secrets(line)
@@ -224,5 +224,6 @@ def _mask_secrets(text: str) -> str:
     return _SECRETS.sub(r"\1***", text) if any(mark in lowered for mark in _MARKS) else text
 
 
-def _escape_control(match: re.Match[str]) -> str:
-    return match.group().encode("unicode_escape").decode()
+def escape_control(text: str) -> str:
+    """Escape what could start a line, or move a terminal's cursor: clients choose paths and ids that servers repeat."""
+    return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode(), text)

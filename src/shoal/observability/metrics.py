@@ -6,10 +6,7 @@ request rejected before it is accepted counts only in shoal_refused_total.
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, PlatformCollector, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
@@ -57,16 +54,16 @@ TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07
 
 
 class _Requests:
-    """The series of one model and task, found by one dictionary lookup per request."""
+    """The series of one model, task and surface, found by one dictionary lookup per request."""
 
     __slots__ = ("infer", "items", "outcomes", "prepare", "queue", "received", "seconds", "tokens", "truncated")
 
-    def __init__(self, metrics: _Families, model: str, task: str) -> None:
+    def __init__(self, metrics: _Families, model: str, task: str, surface: str) -> None:
         self.received: dict[str, Count] = {
-            name: metrics.received.child(model, task, name) for name in ("interactive", "bulk")
+            name: metrics.received.child(model, task, surface, name) for name in ("interactive", "bulk")
         }
-        self.outcomes: dict[str, Count] = {"ok": metrics.requests.child(model, task, "ok")}
-        self.seconds = metrics.seconds.child(model, task)
+        self.outcomes: dict[str, Count] = {"ok": metrics.requests.child(model, task, surface, "ok")}
+        self.seconds = metrics.seconds.child(model, task, surface)
         self.items = metrics.items.child(model, task)
         self.tokens = metrics.tokens.child(model, task)
         self.truncated = metrics.truncated.child(model)
@@ -105,21 +102,24 @@ class _Families:
     """All counters and histograms."""
 
     def __init__(self) -> None:
-        model, task = ("model",), ("model", "task")
+        model, task, surface = ("model",), ("model", "task"), ("model", "task", "surface")
         self.received = Family(
-            "shoal_requests_received_total", "Requests accepted, by traffic class.", (*task, "class"), Count
+            "shoal_requests_received_total", "Requests accepted, by traffic class.", (*surface, "class"), Count
         )
         self.requests = Family(
             "shoal_requests_total",
             "Requests finished, by outcome: ok, cancelled or the kind of error.",
-            (*task, "outcome"),
+            (*surface, "outcome"),
             Count,
         )
         self.refused = Family(
-            "shoal_refused_total", "Requests rejected before they were accepted, by reason.", ("reason",), Count
+            "shoal_refused_total",
+            "Requests rejected before they were accepted, by reason.",
+            ("reason", "surface"),
+            Count,
         )
         self.seconds = Family(
-            "shoal_request_seconds", "Time from acceptance to answer.", task, lambda: Histogram(REQUEST_SECONDS)
+            "shoal_request_seconds", "Time from acceptance to answer.", surface, lambda: Histogram(REQUEST_SECONDS)
         )
         self.items = Family("shoal_items_total", "Items answered.", task, Count)
         self.tokens = Family("shoal_tokens_total", "Tokens processed for these items.", task, Count)
@@ -167,9 +167,10 @@ class _Families:
             "shoal_loop_lag_seconds", "How late the event loop woke a timer.", (), lambda: Histogram(LAG_SECONDS)
         )
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self, names: Collection[str] = ()) -> Iterator[Metric]:
         for family in vars(self).values():
-            yield family.collect()
+            if not names or family.name in names:
+                yield family.collect()
 
 
 class PrometheusObserver(Observer, Collector):
@@ -190,7 +191,7 @@ class PrometheusObserver(Observer, Collector):
         other_pids: Callable[[], Iterable[int]] = tuple,
     ) -> None:
         self._families = _Families()
-        self._requests: dict[tuple[str, str], _Requests] = {}
+        self._requests: dict[tuple[str, str, str], _Requests] = {}
         self._batches: dict[tuple[str, str], _Batches] = {}
         self._generations: dict[str, _Generations] = {}
         self._names: set[str] = set()
@@ -209,8 +210,8 @@ class PrometheusObserver(Observer, Collector):
         """Store the backends' own statistics for the next scrape: (model, replica number, statistics)."""
         self._backends = stats
 
-    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
-        series = self._requests.get((model, task)) or self._add_requests(model, task)
+    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass, surface: str = "") -> None:
+        series = self._requests.get((model, task, surface)) or self._add_requests(model, task, surface)
         series.received[traffic].value += 1
 
     def batched(self, report: BatchReport) -> None:
@@ -240,11 +241,14 @@ class PrometheusObserver(Observer, Collector):
             if report.completion_tokens > 1:
                 series.token.observe((report.seconds - report.first_seconds) / (report.completion_tokens - 1))
 
-    def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
-        series = self._requests.get((model, task)) or self._add_requests(model, task)
+    def finished(
+        self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None, surface: str = ""
+    ) -> None:
+        series = self._requests.get((model, task, surface)) or self._add_requests(model, task, surface)
         count = series.outcomes.get(outcome)
         if count is None:
-            count = series.outcomes[outcome] = self._families.requests.child(self._label(model), task, outcome)
+            count = self._families.requests.child(self._label(model), task, surface, outcome)
+            series.outcomes[outcome] = count
         count.value += 1
         if result is None:
             series.seconds.observe(seconds)
@@ -262,17 +266,17 @@ class PrometheusObserver(Observer, Collector):
                 )
             )
 
-    def refused(self, reason: str) -> None:
+    def refused(self, reason: str, surface: str = "") -> None:
         """Count a request rejected before it was accepted; `reason` is the error's kind."""
-        self._families.refused.child(reason).value += 1
+        self._families.refused.child(reason, surface).value += 1
 
     def record_lag(self, seconds: float) -> None:
         self._lag.observe(seconds)
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield all metrics except those of the process; the Prometheus registry calls it on every scrape."""
-        families = self._families
-        yield from families.collect()
+    def collect(self, names: Collection[str] = ()) -> Iterator[Metric]:
+        """Yield all metrics except those of the process; the Prometheus registry calls it on every scrape. Of its
+        counters and histograms, yield only those of `names`, if there are any."""
+        yield from self._families.collect(names)
         yield self._collect_cancelled()
         yield gauge(
             "shoal_requests_in_flight", "Requests accepted and not yet finished.", ("model", "task"), self._count_open()
@@ -296,24 +300,25 @@ class PrometheusObserver(Observer, Collector):
         if self._backends:
             yield from upstream.collect_families(self._backends)
 
-    def render(self) -> bytes:
-        """Return the text format (CONTENT_TYPE). It reads /proc: call it in a thread, not on the event loop."""
-        return generate_latest(self._registry)
+    def render(self, names: Collection[str] = ()) -> bytes:
+        """Return the text format (CONTENT_TYPE), of all metrics or of those named, which costs less. It reads /proc:
+        call it in a thread, not on the event loop."""
+        return generate_latest(_Selected(self, names)) if names else generate_latest(self._registry)
 
     def _collect_cancelled(self) -> Metric:
         family = CounterMetricFamily(
-            "shoal_cancelled_total", "Requests whose client disconnected.", labels=("model", "task")
+            "shoal_cancelled_total", "Requests whose client disconnected.", labels=("model", "task", "surface")
         )
-        for (model, task, outcome), count in self._families.requests.series():
+        for (*labels, outcome), count in self._families.requests.series():
             if outcome == "cancelled":
-                family.add_metric((model, task), count.value)
+                family.add_metric(labels, count.value)
         return family
 
     def _count_open(self) -> Iterator[tuple[tuple[str, str], float]]:
         balance: dict[tuple[str, str], float] = {}
-        for (model, task, _), count in self._families.received.series():
+        for (model, task, *_), count in self._families.received.series():
             balance[model, task] = balance.get((model, task), 0) + count.value
-        for (model, task, _), count in self._families.requests.series():
+        for (model, task, *_), count in self._families.requests.series():
             balance[model, task] = balance.get((model, task), 0) - count.value
         yield from balance.items()
 
@@ -326,8 +331,8 @@ class PrometheusObserver(Observer, Collector):
             return model
         return UNKNOWN
 
-    def _add_requests(self, model: str, task: str) -> _Requests:
-        key = (self._label(model), task)
+    def _add_requests(self, model: str, task: str, surface: str) -> _Requests:
+        key = (self._label(model), task, surface)
         if key not in self._requests:
             self._requests[key] = _Requests(self._families, *key)
         return self._requests[key]
@@ -337,6 +342,19 @@ class PrometheusObserver(Observer, Collector):
         if key not in self._batches:
             self._batches[key] = _Batches(self._families, *key)
         return self._batches[key]
+
+
+class _Selected(CollectorRegistry):
+    """The named metrics of an observer. Prometheus names a counter without its `_total`."""
+
+    def __init__(self, observer: PrometheusObserver, names: Collection[str]) -> None:
+        super().__init__()
+        self._observer, self._names = observer, names
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._observer.collect(self._names):
+            if metric.name in self._names or f"{metric.name}_total" in self._names:
+                yield metric
 
 
 def _collect_caches(caches: Mapping[str, CacheCounts]) -> Iterator[Metric]:
@@ -378,26 +396,3 @@ def _collect_replicas(replicas: Iterable[tuple[str, ReplicaStatus]]) -> Iterator
     for key, count in ejections.items():
         family.add_metric(key, count)
     yield family
-
-
-@asynccontextmanager
-async def measure_loop_lag(
-    record: Callable[[float], None],
-    interval: float = 0.1,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    clock: Callable[[], float] = time.perf_counter,
-) -> AsyncIterator[None]:
-    """Inside the block, measure how late the event loop wakes a timer of `interval` seconds, which shows its stalls."""
-
-    async def sample() -> None:
-        while True:
-            start = clock()
-            await sleep(interval)
-            record(max(0.0, clock() - start - interval))
-
-    task = asyncio.create_task(sample(), name="loop-lag")
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])

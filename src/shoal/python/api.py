@@ -12,10 +12,9 @@ import logging
 import math
 import os
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, Self, TypeVar, Unpack, cast, overload
 
 import msgspec
 import numpy as np
@@ -39,7 +38,9 @@ from shoal.python.arguments import (
     text_pair_or_image,
 )
 from shoal.python.background import Background
+from shoal.python.conversing import Conversing
 from shoal.python.images import ImageInput, to_image
+from shoal.python.results import EmbedOptions, Label, Match, ModelInfo, Ranked
 from shoal.types import (
     Classify,
     Context,
@@ -66,43 +67,6 @@ _SERVER_SECTIONS = ("Server", "Logs")
 _log = logging.getLogger("shoal")
 
 
-class EmbedOptions(TypedDict, total=False):
-    """Options of `embed`, with the defaults and meanings of `shoal.types.Embed`; `model` "" is the default one."""
-
-    model: str
-    input_type: str | None
-    prompt_name: str | None
-    dimensions: int | None
-    normalize: bool
-    truncate: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """A document and how well it answers; `index` is its place in the list that was given."""
-
-    index: int
-    score: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    label: str
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """A text and how well it describes an image; `index` is its place in the list that was given. `score` is the
-    model's own: of CLIP a probability among all texts of the call, of SigLIP one by itself."""
-
-    index: int
-    text: str
-    cosine: float
-    score: float
-
-
 def open(*models: str, config: str | os.PathLike[str] | None = None, **settings: Any) -> Shoal:
     """Run these models in this process: addresses as on the command line of `shoal serve`; none is what SHOAL_MODELS,
     or the file, or else the default says.
@@ -114,7 +78,7 @@ def open(*models: str, config: str | os.PathLike[str] | None = None, **settings:
     return Shoal(_load_config(models, config, settings))
 
 
-class Shoal:
+class Shoal(Conversing):
     """Models that run in this process, made by `shoal.open`; close it, or use it as a context manager.
 
     Every method may be called from any thread, the asynchronous ones from any event loop; many at once share batches.
@@ -125,7 +89,7 @@ class Shoal:
 
     def __init__(self, loaded: LoadedConfig, progress: Progress | None = None) -> None:
         """`progress` sees downloads and conversions, from threads."""
-        self._background = Background(loaded, progress)
+        super().__init__(Background(loaded, progress))
 
     # -- the models, synchronous
 
@@ -160,10 +124,13 @@ class Shoal:
         raw_scores: bool = False,
         model: str = "",
         truncate: bool | None = None,
+        instruction: str | None = None,
     ) -> list[Ranked]:
         """The documents by descending score, of equal ones the first first; only the best `top_n` where that is given
-        (0: all of them). A model that only embeds ranks by its vectors."""
-        return self._background.wait(self._rerank(query, documents, top_n, _task_options(model, raw_scores, truncate)))
+        (0: all of them). A model that only embeds ranks by its vectors. `instruction`: what makes a document relevant,
+        for rerankers made from language models; "" is the model's default, as None."""
+        options = _task_options(model, raw_scores, truncate) | {"instruction": instruction}
+        return self._background.wait(self._rerank(query, documents, top_n, options))
 
     def classify(
         self,
@@ -180,6 +147,10 @@ class Shoal:
         """The texts by descending score: which of them describes the image best. Raises Unsupported for a model that
         does not compare images with texts."""
         return self._background.wait(self._rank(image, texts, model))
+
+    def models(self) -> list[ModelInfo]:
+        """The served models, the default one first."""
+        return self._background.wait(self._list_models())
 
     # -- the same, asynchronous
 
@@ -210,11 +181,11 @@ class Shoal:
         raw_scores: bool = False,
         model: str = "",
         truncate: bool | None = None,
+        instruction: str | None = None,
     ) -> list[Ranked]:
         """As `rerank`."""
-        return await self._background.wait_async(
-            self._rerank(query, documents, top_n, _task_options(model, raw_scores, truncate))
-        )
+        options = _task_options(model, raw_scores, truncate) | {"instruction": instruction}
+        return await self._background.wait_async(self._rerank(query, documents, top_n, options))
 
     async def aclassify(
         self,
@@ -230,6 +201,10 @@ class Shoal:
     async def arank(self, image: ImageInput, texts: Sequence[str], *, model: str = "") -> list[Match]:
         """As `rank`."""
         return await self._background.wait_async(self._rank(image, texts, model))
+
+    async def amodels(self) -> list[ModelInfo]:
+        """As `models`."""
+        return await self._background.wait_async(self._list_models())
 
     # -- its life
 
@@ -269,6 +244,10 @@ class Shoal:
 
     # -- checked where the caller is, done on the loop
 
+    async def _list_models(self) -> list[ModelInfo]:
+        cards = [(card.name, card.facts) for card in self._background.gateway.models()]
+        return [ModelInfo(name, facts.tasks, facts.modalities) for name, facts in cards if facts is not None]
+
     def _embed(
         self, texts: Sequence[TextItem | ImageInput], outputs: Sequence[VectorKind] | None, options: EmbedOptions
     ) -> Coroutine[Any, Any, Vectors | Embedded]:
@@ -297,6 +276,7 @@ class Shoal:
             raise InvalidValue(f"top_n is {top_n}: pass the number of results, or 0 for all", param="top_n")
         whole = Rerank(queries=[text_of(query, "query")], documents=texts, **options)
         check_options(whole)
+        whole = msgspec.structs.replace(whole, instruction=whole.instruction or None)
         tasks = [msgspec.structs.replace(whole, documents=part) for part in _split(texts)]
         return self._run_rerank(tasks, texts, top_n or None)
 

@@ -25,6 +25,7 @@ _OPTIONS: dict[str, tuple[type, ...]] = {
     "truncation_direction": (str,),
     "normalize": (bool,),
     "raw_scores": (bool,),
+    "instruction": (str, NoneType),
 }
 """What an option of a task may be."""
 

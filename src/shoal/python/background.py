@@ -12,19 +12,20 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from concurrent import futures
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from itertools import accumulate, count
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import uvloop
 
 from shoal.app import RunningModels, open_models
 from shoal.config import LoadedConfig
+from shoal.config.settings import Settings
 from shoal.core.gateway import Gateway
 from shoal.core.input_errors import parse_input_index
-from shoal.errors import InternalError, SetupError, ShoalError, Unavailable
+from shoal.errors import BackendError, CapacityError, InternalError, SetupError, ShoalError, Unavailable
 from shoal.models.progress import Progress
-from shoal.types import BatchTask, Context
+from shoal.types import BatchTask, Chunk, Context, Generate
 
 T = TypeVar("T")
 
@@ -35,12 +36,17 @@ _log = logging.getLogger("shoal")
 _ids = count(1)
 
 
+class Abandonable(Protocol):
+    async def abandon(self) -> None:
+        """End what nobody waits for."""
+
+
 class Background:
     """Starts at once, and is closed by `close`, at the latest when the interpreter ends.
 
-    `wait` and `wait_async` run a coroutine on its loop, for synchronous callers and for coroutines on other loops. They
-    raise what it raises, SetupError when a model could not be loaded, and Unavailable once it is closed, or in a child
-    of the process that made it, which has none of its threads.
+    `streams`: those that began, for its loop. `wait` and `wait_async` run a coroutine on its loop, for synchronous
+    callers and for coroutines on other loops. They raise what it raises, SetupError when a model could not be loaded,
+    and Unavailable once it is closed, or in a child of the process that made it, which has none of its threads.
     """
 
     def __init__(self, loaded: LoadedConfig, progress: Progress | None = None) -> None:
@@ -51,6 +57,7 @@ class Background:
         self._closing = threading.Lock()
         self._closed = False
         self._has_ended = False
+        self.streams: set[Abandonable] = set()
         self._calls: dict[futures.Future[Any], Coroutine[Any, Any, Any]] = {}
         # Made here, so that nobody waits for the thread to begin.
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
@@ -60,21 +67,26 @@ class Background:
         atexit.register(self.close)
 
     @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @property
     def gateway(self) -> Gateway:
         """For coroutines on its loop alone."""
         return self._ready.result().gateway
 
     def wait_ready(self) -> None:
         """Return when every model is loaded."""
-        self._check_usable()
+        self.check_usable()
         self._ready.result()
 
     async def ready(self) -> None:
         """As `wait_ready`."""
-        self._check_usable()
+        self.check_usable()
         await asyncio.shield(asyncio.wrap_future(self._ready))
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raise Unavailable in a child of the process, and once it is closed."""
         if os.getpid() != self._process:
             raise Unavailable("this Shoal belongs to the process that opened it: open a new one after the fork")
         if self._closed:
@@ -91,9 +103,15 @@ class Background:
             return future.result()
         except futures.CancelledError:
             raise _closed_error() from None
+        except (CapacityError, BackendError) as error:
+            raise self._explain(error) from None
         except BaseException:  # an interrupt is the caller's wish to leave
             future.cancel()
             raise
+
+    def _explain(self, error: ShoalError) -> ShoalError:
+        """What a call fails with while its models close is no fault of theirs, and no server's."""
+        return _closed_error() if self._closed else error
 
     async def wait_async(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -109,6 +127,16 @@ class Background:
             if task is not None and task.cancelling():
                 raise
             raise _closed_error() from None
+        except (CapacityError, BackendError) as error:
+            raise self._explain(error) from None
+
+    def start(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run it without waiting; not at all once this is closed, or before the models are loaded."""
+        try:
+            self.check_usable()
+            self._submit(work)
+        except Unavailable:
+            work.close()
 
     async def results(self, tasks: Sequence[BatchTask]) -> list[Any]:
         """One result a task, in order; the first that fails cancels the others. On its loop.
@@ -129,8 +157,13 @@ class Background:
 
     async def _run_task(self, task: BatchTask) -> Any:
         async with self._limiter.admit(len(task.items)):
-            ctx = Context(id=f"call-{next(_ids)}", deadline=time.monotonic() + CALL_TIMEOUT_S)
-            return await self.gateway.run(task, ctx)
+            return await self.gateway.run(task, _build_context())
+
+    async def stream(self, task: Generate) -> AsyncGenerator[Chunk]:
+        """Generate chunks as they are read, on its loop; more streams than the gateway takes wait."""
+        async with self._stream_limiter.admit(1), aclosing(self.gateway.stream(task, _build_context())) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def _run_part(self, task: BatchTask, start: int) -> Any:
         try:
@@ -201,8 +234,13 @@ class Background:
                 await running.wait_until_loaded()
                 check_loaded(running)
                 self._limiter = _ItemLimiter(max_items(self._loaded))
+                self._stream_limiter = _ItemLimiter(max_streams(self._loaded))
                 self._ready.set_result(running)
-                await asyncio.get_running_loop().create_future()
+                try:
+                    await asyncio.get_running_loop().create_future()
+                finally:
+                    for stream in [*self.streams]:
+                        await stream.abandon()
         except Exception as error:  # whatever it is, whoever waits has to hear of it
             if self._ready.done():
                 _log.exception("closing failed")
@@ -269,8 +307,20 @@ def check_loaded(running: RunningModels) -> None:
 
 def max_items(loaded: LoadedConfig) -> int:
     """Half of the smallest queue: what the gateway lets one caller have."""
-    settings = (loaded.settings, *(loaded.for_model(name) for name in loaded.models))
-    return max(1, min(each.max_queue_items for each in settings) // 2)
+    return max(1, min(each.max_queue_items for each in _all_settings(loaded)) // 2)
+
+
+def max_streams(loaded: LoadedConfig) -> int:
+    """Generations in flight, and half of the smallest queue for them."""
+    return min(each.max_streams + each.max_queued_streams // 2 for each in _all_settings(loaded))
+
+
+def _all_settings(loaded: LoadedConfig) -> list[Settings]:
+    return [loaded.settings, *(loaded.for_model(name) for name in loaded.models)]
+
+
+def _build_context() -> Context:
+    return Context(id=f"call-{next(_ids)}", deadline=time.monotonic() + CALL_TIMEOUT_S)
 
 
 def _closed_error() -> Unavailable:

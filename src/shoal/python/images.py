@@ -24,7 +24,13 @@ ImageInput: TypeAlias = "Image | bytes | os.PathLike[str] | pillow.Image"
 FORMATS: Final = "JPEG, PNG, WebP, GIF or BMP"
 
 _HEAD: Final = 12
-_SIGNATURES: Final = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM")
+_SIGNATURES: Final = {
+    b"\xff\xd8\xff": "image/jpeg",
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif",
+    b"BM": "image/bmp",
+}
 
 
 def to_image(value: object) -> Image | Path | None:
@@ -67,8 +73,15 @@ def check_head(head: bytes, name: str) -> None:
     """Raises InvalidValue unless bytes begin as a file of one of FORMATS does."""
     if not head:
         raise InvalidValue(f"{name} is empty: pass a {FORMATS} file")
-    if not (head.startswith(_SIGNATURES) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")):
+    if media_type(head) is None:
         raise InvalidValue(f"{name} is not an image: pass a {FORMATS} file")
+
+
+def media_type(head: bytes) -> str | None:
+    """The media type of a file of one of FORMATS that begins like this; None for any other."""
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "image/webp"
+    return next((kind for signature, kind in _SIGNATURES.items() if head.startswith(signature)), None)
 
 
 def _unreadable_error(path: Path, error: OSError) -> InvalidValue:

@@ -134,6 +134,7 @@ def configure_front(loaded: LoadedConfig, application: str, models: tuple[str, .
         ray_application=application,
         default_model=False,
         workers=1,
+        response_store_mb=0,  # the next request may reach another front
         keep_alive_s=0.0,
         max_loaded_models=0,
         max_loaded_bytes=0,

@@ -15,6 +15,7 @@ from typing import Any, cast
 import msgspec
 
 from shoal.app import RunningModels, open_models
+from shoal.app.request_log import open_log
 from shoal.config import LoadedConfig
 from shoal.core.gateway import Gateway
 from shoal.core.packed_error import PackedError
@@ -77,7 +78,8 @@ class ModelReplica:
         self._done = 0
         async with AsyncExitStack() as stack:
             config = configure(loaded)
-            running = await stack.enter_async_context(open_models(config, (f"{name}={address}",)))
+            log = await open_log(stack, config.settings)
+            running = await stack.enter_async_context(open_models(config, (f"{name}={address}",), log=log))
             await running.wait_until_loaded()
             card = running.gateway.model(name)
             if card.error is not None:
@@ -173,6 +175,7 @@ def configure(loaded: LoadedConfig) -> LoadedConfig:
         keep_alive_s=0.0,
         max_loaded_models=0,
         threads=settings.threads or cores,
+        explain_requests=0,  # fronts keep the records
     )
     return replace(loaded, settings=own)
 

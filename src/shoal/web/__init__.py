@@ -126,8 +126,9 @@ class Pages:
         async def endpoint(request: Request) -> Reply:
             below = request.path != "/" and request.path.endswith("/")
             file = await self._find_file(f"{name}{BELOW_SUFFIX if below else '.html'}")
-            if file is None:
-                return Reply(404, [(b"content-type", TYPES[".html"]), *SECURITY_HEADERS], NOT_BUILT)
+            if file is None:  # Ollama's clients ask for / to see whether the server runs
+                status = 200 if request.path == "/" else 404
+                return Reply(status, [(b"content-type", TYPES[".html"]), *SECURITY_HEADERS], NOT_BUILT)
             return file.to_reply(request)
 
         return Operation(

@@ -8,7 +8,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from shoal.http.request import Request
+from shoal.http.request import TRACED, Request
 from shoal.workers import messages
 from shoal.workers.front import RemoteGateway
 from shoal.workers.link import Link
@@ -29,7 +29,14 @@ class Forwarder:
         """Raises what the link raises, and InternalError if the other end has failed."""
         number, status = self._gateway.new_number(), 500
         headers = list(request.headers.items())
-        handed = messages.Request(number, request.method, request.path, request.query, headers, (request.peer, 0))
+        if request.trace:
+            headers = [each for each in headers if each[0] not in (b"traceparent", b"tracestate")]
+            parent, _, state = request.trace.encode().partition(b" ")
+            headers += [(b"traceparent", parent), *([(b"tracestate", state)] if state else ())]
+        client = (request.peer, 0)
+        handed = messages.Request(
+            number, request.method, request.path, request.query, headers, client, bool(request.trace)
+        )
         body = request.body if request.body_read else None
 
         async def read() -> None:
@@ -93,6 +100,7 @@ class ForwardedRequest:
             "root_path": "",
             "headers": request.headers,
             "client": request.client,
+            "extensions": {TRACED: True} if request.traced else {},
         }
 
     def put(self, message: messages.Event | messages.More) -> None:

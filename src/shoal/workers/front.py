@@ -16,6 +16,7 @@ from shoal.core.gateway import Gateway
 from shoal.core.lifecycle.loading import Plan
 from shoal.core.packed_error import PackedError
 from shoal.core.protocols import BatchReport, GenerationReport, ModelFacts, Observer, Runner
+from shoal.core.recording import Found, RequestLog
 from shoal.core.registry import Model, Registry
 from shoal.core.threads import Threads
 from shoal.errors import Crashed, DeadlineExceeded, InvalidValue, ModelNotReady, ShoalError, Unavailable
@@ -54,7 +55,7 @@ class ModelProcess:
     """The link to a model process at a Unix socket's path, or at a host and port. When it is lost,
     calls that are under way raise Crashed, and new ones ModelNotReady.
     `is_leaving`: it takes no new calls. `token`: see messages.Hello; `name`: what errors call it. `follows`: close the
-    link once the process is leaving and all calls are answered."""
+    link once the process is leaving and all calls are answered. `look_up`: returns what is known here of a request."""
 
     def __init__(
         self,
@@ -63,9 +64,11 @@ class ModelProcess:
         token: bytes = b"",
         name: str = MODEL_PROCESS,
         follows: bool = False,
+        look_up: Callable[[str], Found] | None = None,
     ) -> None:
         self.is_leaving = False
         self._follows = follows
+        self._look_up = look_up
         self._place = place
         self._token = token
         self._name = name
@@ -125,6 +128,9 @@ class ModelProcess:
                 self._settle(message.id, message.result)
             case messages.Tick():
                 self._heard_at = asyncio.get_running_loop().time()
+            case messages.LookUp():
+                found = self._look_up(message.request_id) if self._look_up is not None else Found()
+                link.send(messages.Recorded(message.id, found))
             case messages.Leaving():
                 self.is_leaving = True
                 self._leave_if_idle()
@@ -286,11 +292,11 @@ class Reporter(Observer):
     def __init__(self, send: Callable[[messages.Report], None]) -> None:
         self._send = send
 
-    def refused(self, reason: str) -> None:
-        self._send(messages.Refused(reason))
+    def refused(self, reason: str, surface: str = "") -> None:
+        self._send(messages.Refused(reason, surface))
 
-    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
-        self._send(messages.Accepted(model, task, items, traffic))
+    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass, surface: str = "") -> None:
+        self._send(messages.Accepted(model, task, items, traffic, surface))
 
     def batched(self, report: BatchReport) -> None:
         self._send(messages.Batched(report))
@@ -298,8 +304,10 @@ class Reporter(Observer):
     def generated(self, report: GenerationReport) -> None:
         self._send(messages.Generated(report))
 
-    def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
-        self._send(messages.Finished.of(model, task, outcome, seconds, result))
+    def finished(
+        self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None, surface: str = ""
+    ) -> None:
+        self._send(messages.Finished.of(model, task, outcome, seconds, result, surface))
 
 
 class RemoteModels(Protocol):
@@ -326,6 +334,7 @@ class RemoteGateway(Gateway):
         first_token_timeout_s: float = 60.0,
         token_timeout_s: float = 60.0,
         threads: Threads | None = None,
+        log: RequestLog | None = None,
     ) -> None:
         super().__init__(
             Registry(),
@@ -334,6 +343,7 @@ class RemoteGateway(Gateway):
             first_token_timeout_s=first_token_timeout_s,
             token_timeout_s=token_timeout_s,
             threads=threads,
+            log=log,
         )
         self._process = process
         self._state: messages.Models | None = None
@@ -380,8 +390,8 @@ class RemoteGateway(Gateway):
         except ShoalError:  # the process has not started, or is gone
             return False
 
-    def report_refusal(self, error: ShoalError) -> None:
-        self._process.notify(messages.Refused(error.kind))
+    def report_refusal(self, error: ShoalError, surface: str) -> None:
+        self._process.notify(messages.Refused(error.kind, surface))
 
     def record_lag(self, seconds: float) -> None:
         """Report how late the event loop of this process was."""
@@ -390,6 +400,9 @@ class RemoteGateway(Gateway):
     def abort_generations(self) -> None:
         super().abort_generations()
         self._process.abort_streams(Unavailable("the server is shutting down: send the request again", retry_after=1.0))
+
+    def ensure_single_state(self) -> NoReturn:
+        raise HandOver
 
     def using_codec(self, name: str, ctx: Context) -> NoReturn:
         raise HandOver

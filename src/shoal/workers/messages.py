@@ -10,6 +10,7 @@ import numpy as np
 from shoal.core.lifecycle.states import State
 from shoal.core.packed_error import PackedError
 from shoal.core.protocols import BatchReport, GenerationReport, ModelFacts
+from shoal.core.recording import Found
 from shoal.decoding import msgpack_decoder
 from shoal.types import (
     BatchFacts,
@@ -97,6 +98,7 @@ class Refused(_Message, tag=7):
     """A front rejected a request. No answer."""
 
     kind: str
+    surface: str
 
 
 class Lag(_Message, tag=8):
@@ -112,6 +114,7 @@ class Accepted(_Message, tag=12):
     task: TaskKind
     items: int
     traffic: TrafficClass
+    surface: str
 
 
 class Finished(_Message, tag=13):
@@ -121,15 +124,18 @@ class Finished(_Message, tag=13):
     task: TaskKind
     outcome: str
     seconds: float
+    surface: str
     tokens: list[int] | None = None
     truncated: int = 0
     facts: BatchFacts = BatchFacts()
 
     @classmethod
-    def of(cls, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> Finished:
+    def of(
+        cls, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None, surface: str
+    ) -> Finished:
         if result is None:
-            return cls(model, task, outcome, seconds)
-        return cls(model, task, outcome, seconds, result.tokens, result.truncated, result.facts)
+            return cls(model, task, outcome, seconds, surface)
+        return cls(model, task, outcome, seconds, surface, result.tokens, result.truncated, result.facts)
 
     def to_result(self) -> Result | None:
         """Return a result without scores, for observers."""
@@ -153,7 +159,8 @@ class Known(_Message, tag=9):
 
 
 class Request(_Message, tag=10):
-    """A whole HTTP request. Its front sends the body as Events, each when it is asked with Receive."""
+    """A whole HTTP request. Its front sends the body as Events, each when it is asked with Receive. `traced`: its
+    `traceparent` is the front's own."""
 
     id: int
     method: str
@@ -161,6 +168,7 @@ class Request(_Message, tag=10):
     query: bytes
     headers: Headers
     client: tuple[str, int]
+    traced: bool = False
 
 
 class Event(_Message, tag=11):
@@ -172,10 +180,19 @@ class Event(_Message, tag=11):
     disconnected: bool = False
 
 
+class Recorded(_Message, tag=16):
+    """The answer to LookUp."""
+
+    id: int
+    found: Found
+
+
 Report: TypeAlias = Refused | Lag | Accepted | Finished | Batched | Generated
 """What a front has seen, for the observer of the model process."""
 
-FromFront: TypeAlias = Hello | Run | Stream | More | Cancel | Wake | AwaitServers | Known | Request | Event | Report
+FromFront: TypeAlias = (
+    Hello | Run | Stream | More | Cancel | Wake | AwaitServers | Known | Request | Event | Recorded | Report
+)
 
 
 class Failure(_Message, tag=5):
@@ -257,12 +274,19 @@ class Tick(_Message, tag=9):
     """The model process is alive: sent every TICK_S."""
 
 
+class LookUp(_Message, tag=11):
+    """Ask for what a front knows of a request; `id` is chosen by the model process, and the answer is Recorded."""
+
+    id: int
+    request_id: str
+
+
 class Leaving(_Message, tag=10):
     """The model process will stop: it answers the calls under way, and takes no new ones."""
 
 
 ToFront: TypeAlias = (
-    Tick | Leaving | Models | EmbedAnswer | ScoreAnswer | Piece | Done | Failure | Receive | Start | Body
+    Tick | LookUp | Leaving | Models | EmbedAnswer | ScoreAnswer | Piece | Done | Failure | Receive | Start | Body
 )
 
 

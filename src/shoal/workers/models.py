@@ -11,11 +11,13 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
+from itertools import count
 from typing import Any, TypeAlias, get_args
 
 from shoal.core.gateway import Gateway
 from shoal.core.packed_error import PackedError
 from shoal.core.protocols import Observer
+from shoal.core.recording import Found
 from shoal.core.registry import Model
 from shoal.errors import InternalError, ShoalError
 from shoal.types import Embedded
@@ -28,6 +30,8 @@ _Work: TypeAlias = Callable[[], Awaitable[None]]
 
 LOOK_S = 0.05
 """Interval of checks whether the state of a model has changed."""
+LOOK_UP_S = 1.0
+"""Time that a front has to say what it knows of a request."""
 SETTLE_S = 1.0
 """Time that fronts have to learn of a change before its cause is answered."""
 GREETING_S = 5.0
@@ -111,6 +115,8 @@ class ModelServer:
         self._describe_remote = describe_remote
         self._decoder = messages.decoder_from_front()
         self._fronts: dict[Link, Front] = {}
+        self._numbers = count(1)
+        self._asked: dict[int, asyncio.Future[Found]] = {}
         self._state: messages.Models | None = None
         self._seen: object = None
         self._version = 0
@@ -177,6 +183,9 @@ class ModelServer:
             self._call(link, front, message)
         elif kind in _REPORTS:
             self._take_report(front, message)
+        elif kind is messages.Recorded:
+            if (asked := self._asked.get(message.id)) is not None and not asked.done():
+                asked.set_result(message.found)
         elif kind is messages.Known:
             front.version = message.version
             self._note_change()
@@ -208,18 +217,17 @@ class ModelServer:
         match message:
             case messages.Accepted():
                 front.enter(self._gateway.registry.get(message.model))
-                self._observer.accepted(message.model, message.task, message.items, message.traffic)
+                self._observer.accepted(message.model, message.task, message.items, message.traffic, message.surface)
             case messages.Finished():
-                self._observer.finished(
-                    message.model, message.task, message.outcome, message.seconds, message.to_result()
-                )
+                result, outcome = message.to_result(), message.outcome
+                self._observer.finished(message.model, message.task, outcome, message.seconds, result, message.surface)
                 front.leave(message.model)
             case messages.Batched():
                 self._observer.batched(message.report)
             case messages.Generated():
                 self._observer.generated(message.report)
             case messages.Refused():
-                self._observer.refused(message.kind)
+                self._observer.refused(message.kind, message.surface)
             case messages.Lag():
                 self._record_lag(message.seconds)
 
@@ -242,6 +250,20 @@ class ModelServer:
                     await self._wait_for_change()
         except TimeoutError:
             logger.warning("a front process did not answer for %g s", SETTLE_S)
+
+    async def look_up(self, request_id: str) -> list[Found]:
+        """Ask all fronts for what they know of a request; those that do not answer in time are left out."""
+        numbers = {next(self._numbers): link for link in self._fronts}
+        asked = {number: asyncio.get_running_loop().create_future() for number in numbers}
+        self._asked |= asked
+        for number, link in numbers.items():
+            link.send(messages.LookUp(number, request_id))
+        try:
+            answered = (await asyncio.wait(asked.values(), timeout=LOOK_UP_S))[0] if asked else ()
+            return [each.result() for each in answered]
+        finally:
+            for number in asked:
+                del self._asked[number]
 
     def _start(self, link: Link, front: Front, number: int, work: _Work) -> None:
         front.tasks[number] = task = asyncio.get_running_loop().create_task(self._guard(link, number, work))

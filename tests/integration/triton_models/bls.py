@@ -2,7 +2,8 @@
 `tensorrt_llm_model_name`, and passes that model's responses back, as TensorRT-LLM's BLS does; like that one, it does
 not notify the other model when a caller disconnects.
 
-Calls that wait for each other hang forever once a caller has left, and many at once crash the process (2.51).
+Several calls at once can hang or crash the process (2.51), so they take turns; but a call whose caller has left may
+never end, so nobody waits for a turn longer than TURN_S.
 """
 
 import json
@@ -11,6 +12,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
+TURN_S = 1.0
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
@@ -18,6 +20,7 @@ class TritonPythonModel:
     def initialize(self, args: Any) -> None:
         config = json.loads(args["model_config"])
         self.model = config["parameters"]["tensorrt_llm_model_name"]["string_value"]
+        self.turn = threading.Lock()
         self.outputs = [each["name"] for each in config["output"]]
 
     def execute(self, requests: Any) -> None:
@@ -25,6 +28,16 @@ class TritonPythonModel:
             threading.Thread(target=self.pass_on, args=(request, request.get_response_sender())).start()
 
     def pass_on(self, request: Any, sender: Any) -> None:
+        turn = self.turn
+        if not turn.acquire(timeout=TURN_S):
+            turn = self.turn = threading.Lock()  # the call that has the old one may never end
+            turn.acquire()
+        try:
+            self.call(request, sender)
+        finally:
+            turn.release()
+
+    def call(self, request: Any, sender: Any) -> None:
         forwarded = pb_utils.InferenceRequest(
             model_name=self.model,
             request_id=request.request_id(),

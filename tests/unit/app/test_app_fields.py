@@ -12,10 +12,11 @@ from shoal.app import App, open_app
 from shoal.config import load
 from shoal.http.json.unsupported import KNOWN_FIELDS
 from shoal.sampling_fields import FIELDS_OF_OTHER_APIS, UNSUPPORTED_FIELDS
+from shoal.surfaces.anthropic.wire import MessagesRequest
 from shoal.surfaces.ollama.chat_requests import UNSUPPORTED_OPTIONS
 from shoal.surfaces.ollama.wire import OllamaOptions
+from shoal.surfaces.openai.responses.wire import ResponsesRequest
 from shoal.surfaces.openai.wire_chat import ChatRequest, CompletionRequest
-from shoal.surfaces.openai.wire_responses import ResponsesRequest
 from tests.surfaces.surface_kit import Answer, Exchange, request_scope
 
 SAID = [{"role": "user", "content": "one two"}]
@@ -23,6 +24,7 @@ GENERATION: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "fake", "messages": SAID},
     "/v1/completions": {"model": "fake", "prompt": "one two"},
     "/v1/responses": {"model": "fake", "input": "one two"},
+    "/v1/messages": {"model": "fake", "messages": SAID},
 }
 OLLAMA: dict[str, dict[str, Any]] = {
     "/api/chat": {"model": "fake", "messages": SAID, "stream": False},
@@ -32,6 +34,7 @@ OWN_FIELDS: dict[str, frozenset[str]] = {
     "/v1/chat/completions": frozenset(ChatRequest.__struct_fields__),
     "/v1/completions": frozenset(CompletionRequest.__struct_fields__),
     "/v1/responses": frozenset(ResponsesRequest.__struct_fields__),
+    "/v1/messages": frozenset(MessagesRequest.__struct_fields__),
     **dict.fromkeys(OLLAMA, frozenset(OllamaOptions.__struct_fields__)),
 }
 """The fields that each API has: the tests of its route cover them."""
@@ -40,6 +43,7 @@ OTHERS: dict[str, dict[str, dict[str, Any]]] = {
     "rerank": {
         "/rerank": {"model": "ranker", "query": "q", "documents": ["a"]},
         "/v1/rerank": {"model": "ranker", "query": "q", "documents": ["a"]},
+        "/v1/ranking": {"model": "ranker", "query": {"text": "q"}, "passages": [{"text": "a"}]},
     },
     "scoring": {
         "/score": {"model": "ranker", "text_1": "q", "text_2": "a"},
@@ -50,6 +54,7 @@ OTHERS: dict[str, dict[str, dict[str, Any]]] = {
         "/api/embed": {"model": "fake", "input": "a"},
         "/api/embeddings": {"model": "fake", "prompt": "a"},
     },
+    "tei": {"/rerank": {"model": "ranker", "query": "q", "texts": ["a"]}, "/embed": {"model": "fake", "inputs": "a"}},
     "cohere": {
         "/v2/rerank": {"model": "ranker", "query": "q", "documents": ["a"]},
         "/v2/embed": {"model": "fake", "texts": ["a"], "input_type": "search_query", "embedding_types": ["float"]},

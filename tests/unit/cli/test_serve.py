@@ -74,6 +74,21 @@ async def test_models_are_announced_together(announcements: list[list[str]], cap
     assert "bad cannot be served: no such folder" in caplog.text
 
 
+async def test_a_long_start_is_logged(
+    announcements: list[list[str]], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a model is doing is said every few seconds, so that a long start does not look like a hang."""
+    monkeypatch.setattr(serve, "LOADING_NOTE_S", 0.0)
+    caplog.set_level("INFO")
+    fake_app = FakeApp(READY, LOADING)
+    task = start_announcing(fake_app)
+    await let_command_poll()
+    assert "big is still loading: downloading model.onnx" in caplog.messages
+    assert not [line for line in caplog.messages if line.startswith("good is still")]
+    fake_app.over.set()
+    await task
+
+
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_a_failure_is_the_last_line_of_the_log(form: str, tmp_path: Path) -> None:
     """A failure is printed once, or logged once as a JSON record."""

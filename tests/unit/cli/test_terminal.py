@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
 from collections.abc import Generator, Iterator, Sequence
 from itertools import count
+from pathlib import Path
 
 import pytest
 
 from shoal.cli._conversation import Conversation
+from shoal.cli._model_switch import ModelSwitch
 from shoal.cli._terminal import CONTINUATION_PROMPT, PROMPT, Terminal
-from shoal.errors import EngineFailed
+from shoal.errors import EngineFailed, SetupError
 from shoal.types import Chunk, Message, Sampling, Usage
 
 Step = Chunk | type[BaseException] | Exception
@@ -70,12 +74,14 @@ def talk(
     system: str = "",
     stats: bool = False,
     colour: bool = False,
+    models: ModelSwitch | None = None,
     shown: io.StringIO | None = None,
 ) -> tuple[str, TypedLines]:
     """Return the terminal's output of a conversation."""
     shown, typed, ticks = shown or io.StringIO(), TypedLines(*lines), count()
     Terminal(
         script, Conversation(system), Sampling(temperature=0.5, max_tokens=9), out=shown, dim=colour, read=typed,
+        model="first", models=models,
         show_stats=stats, clock=lambda: float(next(ticks)),
     ).run()  # fmt: skip
     greeting, _, rest = shown.getvalue().partition("\n")
@@ -205,3 +211,123 @@ def test_figures_of_a_reply() -> None:
     assert "(truncated" in shown
     shown, _ = talk(Script(*steps), "a", stats=True)
     assert shown.count("2 tokens") == 1
+
+
+class TestModels:
+    def test_another_model_continues_the_conversation(self) -> None:
+        """The next model gets the turns of the last one, which is closed once the next one is open."""
+        events: list[str] = []
+        second = Script()
+
+        def open_chat(stack: contextlib.ExitStack, name: str) -> Script:
+            events.append(f"open {name}")
+            stack.callback(events.append, f"close {name}")
+            return second
+
+        with ModelSwitch(open_chat, lambda: ["first", "second"]) as models:
+            models.open("first")
+            talk(second, "a", "/model second", "b", models=models)
+            assert events == ["open first", "open second", "close first"]
+        assert events[-1] == "close second"
+        assert second.requests[-1] == [("user", "a"), ("assistant", "Yes, sir."), ("user", "b")]
+
+    def test_a_model_that_cannot_be_opened_costs_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """The error is shown once, and the model that was open answers the next question."""
+        script = Script()
+
+        def open_chat(stack: contextlib.ExitStack, name: str) -> Script:
+            if name == "gone":
+                raise SetupError("gone is not a model: check its name")
+            return script
+
+        with ModelSwitch(open_chat) as models:
+            models.open("first")
+            talk(script, "/model gone", "a", models=models)
+        assert capsys.readouterr().err.count("gone is not a model") == 1
+        assert script.requests == [[("user", "a")]]
+
+    def test_without_a_name_the_models_are_listed(self) -> None:
+        """The present one first, each other as the command that switches to it."""
+        with ModelSwitch(lambda stack, name: Script(), lambda: ["first", "second"]) as models:
+            models.open("first")
+            shown, _ = talk(Script(), "/model", models=models)
+        assert shown == "first\n  /model second\n\n"
+
+
+class TestSaving:
+    def test_a_saved_conversation_continues(self, tmp_path: Path) -> None:
+        """The file is the body of a request, readable by its owner alone; saving it again replaces it."""
+        file, script = tmp_path / "talk.json", Script()
+        talk(script, "a", f"/save {file}", "b", f"/save {file}", system="be polite")
+        saved = json.loads(file.read_text())
+        assert saved["model"] == "first"
+        assert [one["content"] for one in saved["messages"]] == ["be polite", "a", "Yes, sir.", "b", "Yes, sir."]
+        assert file.stat().st_mode & 0o777 == 0o600
+        shown, _ = talk(script, f"/load {file}", "c")
+        assert shown.startswith("4 messages loaded\n")
+        assert script.requests[-1][0] == ("system", "be polite")
+        assert script.requests[-1][-1] == ("user", "c")
+        assert len(script.requests[-1]) == 6
+
+    @pytest.mark.parametrize(
+        ("command", "error"),
+        [
+            ("/save", "name a file: /save FILE"),
+            ("/save there", "there exists: choose another name"),
+            ("/save no/such/folder", "no/such/folder cannot be written (No such file or directory)"),
+            ("/load missing", "missing cannot be read (No such file or directory)"),
+            ("/load there", "there is not a saved conversation"),
+        ],
+    )
+    def test_errors_name_the_next_step(self, command: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """A file that is there already is not replaced, and the chat goes on."""
+        Path("there").write_text("mine")
+        script = Script()
+        talk(script, command, "a")
+        assert error in capsys.readouterr().err
+        assert Path("there").read_text() == "mine"
+        assert len(script.requests) == 1
+
+
+def test_what_ollama_sets_and_shows() -> None:
+    """/set changes what the next question is sent with, and /show shows it."""
+    script = Script()
+    shown, _ = talk(
+        script,
+        *("/set parameter temperature 0.25", "/set parameter num_predict 7", "/set parameter stop . END"),
+        *('/set system "Be brief."', "/set verbose", "Well?", "/set quiet", "/show info", "/show system"),
+        *("/set parameter num_predict -1", "/show parameters", "Again?"),
+    )
+    first, last = script.sampling
+    assert (first.temperature, first.max_tokens, first.stop) == (0.25, 7, [".", "END"])
+    assert (last.temperature, last.max_tokens) == (0.25, None)
+    assert script.requests[0][0] == ("system", "Be brief.")
+    after = shown.partition("no statistics after replies")[2]
+    assert "per second" in shown.partition("no statistics")[0] and "per second" not in after
+    assert "Be brief." in after and "messages            2" in after
+    assert after.splitlines().count("stop                . END") >= 1
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("/set", "write /set system"),
+        ("/set history", "write /set system"),
+        ("/show", "write /show info"),
+        ("/show license", "write /show info"),
+        ("/set parameter", "write /set parameter NAME"),
+        ("/set parameter top_k", "write /set parameter NAME"),
+        ("/set parameter num_ctx 5", "num_ctx is no parameter"),
+        ("/set parameter top_k 1.5", "top_k must be a whole number (got 1.5)"),
+        ("/set parameter top_p nan", "top_p must be between 0 and 1"),
+        (f"/set parameter top_k {'9' * 400}", "top_k must be between 0"),
+        ("/set parameter repeat_penalty 0", "repeat_penalty must be between 0.01"),
+        ("/set parameter seed 1 2", "seed must be a whole number (got 1 2)"),
+    ],
+)
+def test_settings_that_cannot_be(line: str, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names what can be written, and the conversation goes on."""
+    script = Script()
+    talk(script, line, "Well?")
+    assert answer in " ".join(capsys.readouterr().err.split())
+    assert script.sampling == [Sampling(temperature=0.5, max_tokens=9)]

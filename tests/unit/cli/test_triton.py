@@ -63,7 +63,7 @@ def test_every_command_has_help(name: str) -> None:
 def test_without_a_command_help_is_shown() -> None:
     """The help lists the four commands."""
     output = runner.invoke(app, ["triton"]).output
-    assert all(f"│ {name} " in output for name in ("up", "down", "status", "logs"))
+    assert all(f"\n  {name} " in output for name in ("up", "down", "status", "logs"))
 
 
 def test_status_of_none(home: Path) -> None:

@@ -34,6 +34,7 @@ SAMPLES: dict[type[inspect.Type], tuple[str, str, Any]] = {
 
 SHAPED: dict[str, tuple[str, str, Any]] = {
     "triton_metadata": ("x-key: abc", '["x-key: abc"]', ("x-key: abc",)),
+    "trusted_proxies": ("10.0.0.0/8", '["10.0.0.0/8"]', ("10.0.0.0/8",)),
     "ignore_parameters": ("min_p", '["min_p"]', ("min_p",)),
     "workers": ("8", "8", 8),
 }
@@ -326,7 +327,7 @@ class TestModels:
             ('[models."a"]\nbackend = ["x"]', "backend: must be one of auto, local, ray, triton, got ['x']"),
             ('[models."a"]\nprompts = "query: "', "prompts: must be a table of text, not text in quotes"),
             ('[models."a"]\nprompts = {query = 1}', "prompts: must be a table of text, got {'query': 1}"),
-            ('[models."a"]\ninput_names = {ids = "x"}', "input_names: must be a table of text by attention_mask, "),
+            ('[models."a"]\ninput_names = {ids = "x"}', "input_names: must be a table of text by adapter_ids, "),
             ('[models."a"]\nnormalize = "yes"', "normalize: must be true or false, not text in quotes"),
         ],
     )
@@ -487,6 +488,30 @@ class TestPresets:
         assert config.load({}, {}, file).settings.triton_repository == "model_repository"
         file = write(tmp_path, 'triton_repository = "models"')
         assert config.load({}, {}, file).settings.triton_repository == str(tmp_path / "models")
+
+
+class TestTrustedProxies:
+    @pytest.mark.parametrize(
+        "text", ["proxy.example", "10.0.0.0/33", "10.0.0.1/8", "300.1.1.1", "10.0.0.0/8/8", "::ffff:10.0.0.1"]
+    )
+    def test_a_wrong_network_is_refused(self, text: str) -> None:
+        """A misspelled network would trust nobody, and all users behind the proxy would be one client."""
+        with pytest.raises(ConfigError, match=r"a network such as 10\.0\.0\.0/8"):
+            config.load({"trusted_proxies": [text], "client_header": "X-Real-IP"}, {})
+
+    def test_they_need_a_header(self) -> None:
+        """Without client_header no header of theirs is read, which a warning says."""
+        proxies = {"trusted_proxies": ["10.0.0.0/8"]}
+        assert "trusted_proxies without client_header" in "".join(config.load(proxies, {}).warnings)
+        assert not config.load(proxies | {"client_header": "X-Real-IP"}, {}).warnings
+
+    @pytest.mark.parametrize(
+        ("more", "warns"), [({}, True), ({"api_key": ["k"]}, False), ({"host": "::1"}, False)], ids=str
+    )
+    def test_clients_that_may_name_themselves_are_a_risk(self, more: dict[str, Any], warns: bool) -> None:
+        """Where others reach a server without keys, and no proxy is listed."""
+        flags = {"client_header": "X-User", "host": "0.0.0.0", "insecure": True} | more
+        assert ("trusted_proxies" in "".join(config.load(flags, {}).warnings)) is warns
 
 
 class TestPaths:

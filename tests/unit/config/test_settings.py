@@ -64,7 +64,7 @@ def test_every_key_of_a_model_s_table_is_documented_and_checked(row: Setting) ->
     ("key", "value", "wording"),
     [
         ("prompts", {"query": 3}, "a table of text"),
-        ("input_names", {"ids": "x"}, "a table of text by attention_mask, input_ids, pair, "),
+        ("input_names", {"ids": "x"}, "a table of text by adapter_ids, attention_mask, input_ids, pair, "),
         ("output_names", {"pooled": ""}, "a table of text by embedding, logits, pooled, sentence_embedding, "),
         ("dimension", 0, "a whole number of at least 1"),
         ("max_tokens", "", "a whole number of at least 1"),

@@ -10,6 +10,7 @@ import numpy as np
 
 from shoal.backends.fake.model import FakeEngine, FakePipeline, FakeScript, compute_vector, tokenize_item
 from shoal.core.protocols import BatchReport, Observer
+from shoal.core.recording import Tracer
 from shoal.core.scheduling.lane import Lane, LaneOptions
 from shoal.core.scheduling.planner import Limits
 from shoal.core.threads import Threads
@@ -43,13 +44,20 @@ def make_lane(
     observer: Observer | None = None,
     pipeline: type[FakePipeline] = FakePipeline,
     engine: type[FakeEngine] = FakeEngine,
+    tracer: Tracer | None = None,
     **limits: Any,
 ) -> Lane:
     engines = [engine(script, f"fake-{number}") for number, script in enumerate(scripts)]
     options = LaneOptions(model="m", limits=Limits(**limits), max_items=max_items, max_queue_s=max_queue_s, space="s")
     loop = asyncio.get_running_loop()
     return Lane(
-        pipeline(scripts[0]), engines, options, threads=Inline(), observer=observer or Reports(), clock=loop.time
+        pipeline(scripts[0]),
+        engines,
+        options,
+        threads=Inline(),
+        observer=observer or Reports(),
+        tracer=tracer,
+        clock=loop.time,
     )
 
 

@@ -28,13 +28,16 @@ class Embedder:
         self.begun = 0
         self.closed = 0
         self.streams_closed = 0
+        self.contexts: list[Context] = []
         self.answer = Embedded(vectors=np.zeros((1, 2), np.float32), tokens=[1])
 
     async def run(self, task: BatchTask, ctx: Context) -> Result:
+        self.contexts.append(ctx)
         await self._act()
         return self.answer
 
     async def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
+        self.contexts.append(ctx)
         try:
             for word in str(task.prompts[0]).split():
                 yield Chunk(text=word)

@@ -60,7 +60,7 @@ class PlainPipeline:
     def to_backend_sampling(self, task: Generate, sampling: Sampling) -> Sampling:
         return sampling
 
-    def tools_guide(self, task: Generate) -> Guide | None:
+    def tools_guide(self, task: Generate, *, tags: bool = False) -> Guide | None:
         return self.guide
 
 

@@ -6,6 +6,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from shoal.backends.fake.model import FakeGenerator, FakeScript
@@ -46,6 +47,7 @@ from shoal.types import (
     TaskKind,
     TextItem,
     TrafficClass,
+    Untranslated,
 )
 from tests.unit.core.conftest import Run, gathered, until
 from tests.unit.core.lanes import context, make_lane
@@ -58,16 +60,21 @@ class Recorder(Observer):
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.surfaces: list[str] = []
 
-    def refused(self, reason: str) -> None:
-        self.calls.append(("refused", reason))
+    def refused(self, reason: str, surface: str = "") -> None:
+        self.calls.append(("refused", reason, surface))
 
-    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
+    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass, surface: str = "") -> None:
         self.calls.append(("accepted", model, task, items, traffic))
+        self.surfaces.append(surface)
 
-    def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
+    def finished(
+        self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None, surface: str = ""
+    ) -> None:
         assert 0 <= seconds < 10
         self.calls.append(("finished", model, task, outcome, result))
+        self.surfaces.append(surface)
 
     async def settled_calls(self) -> list[tuple[Any, ...]]:
         """Return all calls; the observer is called after the answer, so the loop must run once."""
@@ -88,7 +95,7 @@ def gateway(*runners: Runner | None, max_streams: int = 256) -> tuple[Gateway, R
 
 
 def soon(seconds: float = 30.0, client: str = "c") -> Context:
-    return Context(id="r", deadline=time.monotonic() + seconds, client=client)
+    return Context(id="r", deadline=time.monotonic() + seconds, client=client, surface="openai")
 
 
 def embed(model: str = "", *inputs: TextItem) -> Embed:
@@ -113,6 +120,7 @@ async def test_a_task_reaches_its_model(name: str) -> None:
         ("accepted", "m0", "embed", 9, "bulk"),
         ("finished", "m0", "embed", "ok", runner.answer),
     ]
+    assert recorder.surfaces == ["openai", "openai"]
 
 
 async def test_unknown_models_are_refused() -> None:
@@ -122,14 +130,17 @@ async def test_unknown_models_are_refused() -> None:
         await gate.run(embed("nobody"), soon())
     with pytest.raises(ModelNotFound):
         await text_of(gate, generate(model="nobody"), soon())
-    assert await recorder.settled_calls() == [("refused", "model_not_found"), ("refused", "model_not_found")]
+    assert await recorder.settled_calls() == [
+        ("refused", "model_not_found", "openai"),
+        ("refused", "model_not_found", "openai"),
+    ]
 
 
 async def test_surfaces_report_what_they_refuse() -> None:
     """The error's kind is the reason."""
     gate, recorder = gateway()
-    gate.report_refusal(TooLong("x"))
-    assert await recorder.settled_calls() == [("refused", "too_long")]
+    gate.report_refusal(TooLong("x"), "tei")
+    assert await recorder.settled_calls() == [("refused", "too_long", "tei")]
 
 
 @pytest.mark.parametrize(
@@ -193,6 +204,21 @@ async def test_unsupported_tasks_are_refused() -> None:
     assert [call[3] for call in await recorder.settled_calls() if call[0] == "finished"] == ["unsupported"] * 2
 
 
+async def test_what_only_the_models_server_understands() -> None:
+    """A body that was not translated goes to models that may pass it on, and to no other."""
+    speaks, other = Embedder(("generate",)), Embedder(("generate",))
+    speaks.facts = replace(speaks.facts, passes=("openai.responses",))
+    gate, _ = gateway(speaks, other)
+    gate.ensure_single_state()
+    why = Untranslated(message="'conversation' is not supported", param="conversation")
+    task = msgspec.structs.replace(generate(), raw=("openai.responses", {}), untranslated=why)
+    assert await text_of(gate, task, soon()) == "a b c"
+    for refused in (msgspec.structs.replace(task, model="m1"), msgspec.structs.replace(task, raw=None)):
+        with pytest.raises(Unsupported, match="'conversation' is not supported") as caught:
+            await text_of(gate, refused, soon())
+        assert caught.value.param == "conversation"
+
+
 async def test_no_input_is_an_error() -> None:
     """An empty list is refused before the runner is called, with the name of the field."""
     runner = Embedder()
@@ -225,6 +251,7 @@ async def test_a_stream_passes_every_chunk() -> None:
         ("accepted", "m0", "generate", 1, "interactive"),
         ("finished", "m0", "generate", "ok", None),
     ]
+    assert recorder.surfaces == ["openai", "openai"]
 
 
 async def test_closing_a_stream_stops_it_and_frees_its_slot() -> None:
@@ -527,7 +554,7 @@ async def test_modalities_are_checked_before_a_download() -> None:
     front.check_modality("m1", "image")
     with pytest.raises(ModelNotFound):
         front.check_modality("nobody", "image")
-    assert await recorder.settled_calls() == [("refused", "model_not_found")]
+    assert await recorder.settled_calls() == [], "the surface counts the refusal"
     runner.facts = replace(runner.facts, modalities=("text", "image"))
     front.check_modality("", "image")
     await front.run(Embed(model="", inputs=[IMAGE, "a"]), soon())

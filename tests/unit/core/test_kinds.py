@@ -46,10 +46,12 @@ class Recorder(Observer):
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
-    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
+    def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass, surface: str = "") -> None:
         self.calls.append((model, task, items, traffic))
 
-    def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
+    def finished(
+        self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None, surface: str = ""
+    ) -> None:
         self.calls.append((model, task, outcome))
 
 

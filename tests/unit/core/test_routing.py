@@ -10,7 +10,7 @@ from shoal.core.routing import TaskRouter
 from shoal.errors import Unsupported
 from shoal.types import Context, Embed, Generate, Sampling
 from tests.unit.core.runners import Codec, Embedder
-from tests.unit.core.talks import make_runner
+from tests.unit.core.talks import PlainPipeline, make_runner
 
 CTX = Context(id="r", deadline=1e12)
 EMBED = Embed(model="m", inputs=["x"])
@@ -24,6 +24,15 @@ async def test_each_task_goes_to_the_runner_that_can() -> None:
     assert await runner.run(EMBED, CTX) is embeds.answer
     assert [chunk.text async for chunk in runner.stream(GENERATE, CTX)] == ["a", "b"]
     assert (embeds.begun, talks.begun, both.begun) == (1, 1, 0)
+
+
+async def test_tokens_are_counted_by_the_runner_that_generates() -> None:
+    """If it counts them; else they are estimated."""
+    assert await TaskRouter([Embedder(("embed",)), make_runner()]).count_tokens(GENERATE, CTX) == 1
+    talks = make_runner(pipeline=PlainPipeline(counts=True))
+    assert await TaskRouter([Embedder(("embed",)), talks]).count_tokens(GENERATE, CTX) == 2
+    with pytest.raises(Unsupported, match="cannot generate"):
+        await TaskRouter([Embedder(("embed",))]).count_tokens(GENERATE, CTX)
 
 
 async def test_facts_are_the_first_ones_with_all_tasks() -> None:

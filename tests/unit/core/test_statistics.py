@@ -95,11 +95,11 @@ def test_everything_is_passed_on() -> None:
     reports: list[tuple[object, ...]] = []
 
     class Recorder(Observer):
-        def refused(self, reason: str) -> None:
-            reports.append(("refused", reason))
+        def refused(self, reason: str, surface: str = "") -> None:
+            reports.append(("refused", reason, surface))
 
-        def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass) -> None:
-            reports.append(("accepted", model, task, items, traffic))
+        def accepted(self, model: str, task: TaskKind, items: int, traffic: TrafficClass, surface: str = "") -> None:
+            reports.append(("accepted", model, task, items, traffic, surface))
 
         def batched(self, report: BatchReport) -> None:
             reports.append(("batched", report))
@@ -107,21 +107,23 @@ def test_everything_is_passed_on() -> None:
         def generated(self, report: GenerationReport) -> None:
             reports.append(("generated", report))
 
-        def finished(self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None) -> None:
-            reports.append(("finished", model, task, outcome, seconds, result))
+        def finished(
+            self, model: str, task: TaskKind, outcome: str, seconds: float, result: Result | None, surface: str = ""
+        ) -> None:
+            reports.append(("finished", model, task, outcome, seconds, result, surface))
 
     counts = Counts(Recorder())
-    counts.refused("x")
-    counts.accepted("m", "embed", 3, "bulk")
+    counts.refused("x", "tei")
+    counts.accepted("m", "embed", 3, "bulk", "tei")
     counts.batched(report := batch(3, 1.0))
     counts.generated(spoken := GenerationReport("m", 3, 5, 0.1, 0.5))
-    counts.finished("m", "embed", "cancelled", 2.0, None)
+    counts.finished("m", "embed", "cancelled", 2.0, None, "tei")
     assert reports == [
-        ("refused", "x"),
-        ("accepted", "m", "embed", 3, "bulk"),
+        ("refused", "x", "tei"),
+        ("accepted", "m", "embed", 3, "bulk", "tei"),
         ("batched", report),
         ("generated", spoken),
-        ("finished", "m", "embed", "cancelled", 2.0, None),
+        ("finished", "m", "embed", "cancelled", 2.0, None, "tei"),
     ]
 
 

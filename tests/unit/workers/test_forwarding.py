@@ -104,6 +104,26 @@ async def test_the_scope_is_that_of_the_request(path: Path) -> None:
     assert (seen["type"], seen["method"], seen["path"]) == ("http", "DELETE", "/a b/é")
     assert (seen["query_string"], seen["client"][0]) == (b"x=%20", "10.0.0.1")
     assert [tuple(each) for each in seen["headers"]] == [(b"b", b"1"), (b"a", b"\xff")]
+    assert not Request(seen, 0.0).is_traced
+
+
+async def test_a_front_s_own_trace_is_told_from_the_client_s(path: Path) -> None:
+    """The trace that a front has begun replaces the client's, and is trusted."""
+    seen: dict[str, Any] = {}
+
+    async def look(scope: Any, receive: Any, send: Any) -> None:
+        seen.update(scope)
+        await start(send, 204)
+        await finish(send)
+
+    async with forwarder(look, path) as forward:
+        client = Client(method="DELETE")
+        client.request.headers[b"traceparent"] = b"the client's"
+        client.request.trace = "the-front-s"
+        assert await forward(client.request, client.receive, client.send) == 204
+    request = Request(seen, 0.0)
+    assert request.is_traced
+    assert request.headers[b"traceparent"] == b"the-front-s"
 
 
 async def test_a_body_arrives_in_pieces(path: Path) -> None:

@@ -311,10 +311,10 @@ async def test_a_model_that_stops_answering_ends_readiness(path: Path) -> None:
 async def test_refusals_and_lag_are_reported(path: Path) -> None:
     """What a front rejects itself, and how late its loop was, is counted in the model process."""
     async with pair(build_gateway(), path) as (remote, end):
-        remote.report_refusal(TooLong("no"))
+        remote.report_refusal(TooLong("no"), "tei")
         remote.record_lag(0.5)
         await until(lambda: bool(end.lags))
-        assert (end.refusals, end.lags) == (["too_long"], [0.5])
+        assert (end.refusals, end.lags) == (["tei too_long"], [0.5])
 
 
 async def test_only_the_model_process_has_a_lifecycle(path: Path) -> None:

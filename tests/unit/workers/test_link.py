@@ -140,12 +140,12 @@ async def test_a_send_on_a_lost_link_is_ignored() -> None:
 async def test_a_text_that_is_not_unicode_is_refused_alone() -> None:
     """The caller gets the error, and messages before and after it leave."""
     link, transport = connect()
-    link.send(messages.Refused("a"))
+    link.send(messages.Refused("a", "tei"))
     with pytest.raises(UnicodeEncodeError):
-        link.send(messages.Refused("\ud800"))
-    link.send(messages.Refused("b"))
+        link.send(messages.Refused("\ud800", "tei"))
+    link.send(messages.Refused("b", "tei"))
     await asyncio.sleep(0)
-    assert b"".join(transport.writes) == await write(messages.Refused("a"), messages.Refused("b"))
+    assert b"".join(transport.writes) == await write(messages.Refused("a", "tei"), messages.Refused("b", "tei"))
 
 
 @pytest.mark.parametrize(

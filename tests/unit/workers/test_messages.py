@@ -19,6 +19,7 @@ from shoal import errors
 from shoal.core import packed_error
 from shoal.core.packed_error import PackedError
 from shoal.core.protocols import BatchReport, GenerationReport, ModelFacts
+from shoal.core.recording import BatchRecord, Found, RequestRecord, TaskRecord
 from shoal.errors import InternalError, ShoalError
 from shoal.types import (
     BatchFacts,
@@ -41,7 +42,7 @@ from shoal.types import (
 )
 from shoal.workers import messages
 
-CONTEXT = Context(id="r1", deadline=12.5, client="c", traffic="bulk")
+CONTEXT = Context(id="r1", deadline=12.5, client="c", traffic="bulk", surface="openai")
 FACTS = ModelFacts(source="fake:", backend="fake", tasks=("embed",), dimension=3, prompts={"query": "q: "})
 STATE = messages.ModelState(
     name="a",
@@ -64,24 +65,38 @@ FROM_FRONT = [
     messages.Run(1, Embed(model="m", inputs=["a", [1, 2], Image(b"\xff\x00")], outputs=("dense", "sparse")), CONTEXT),
     messages.Run(2, Rerank(model="m", queries=["q"], documents=["a", "b"], raw_scores=True), CONTEXT),
     messages.Run(3, Classify(model="m", inputs=["a", ("b", "c"), Image(b"\x00")]), CONTEXT),
-    messages.Accepted("m", "embed", 2, "bulk"),
-    messages.Finished("m", "embed", "ok", 0.5, [3, 4], 1, BatchFacts(size=2)),
-    messages.Finished("m", "generate", "cancelled", 0.5),
+    messages.Accepted("m", "embed", 2, "bulk", "tei"),
+    messages.Finished("m", "embed", "ok", 0.5, "tei", [3, 4], 1, BatchFacts(size=2)),
+    messages.Finished("m", "generate", "cancelled", 0.5, "openai"),
     messages.Batched(BatchReport("m", "m-0", 2, 7, 8, "idle", 0.1)),
     messages.Generated(GenerationReport("m", 3, 4, None, 0.5)),
     messages.More(4, 16),
     messages.Cancel(4),
     messages.Wake(5, "m", CONTEXT),
     messages.AwaitServers(6, math.inf),
-    messages.Refused("too_large"),
+    messages.Refused("too_large", "tei"),
     messages.Lag(0.25),
     messages.Known(3),
+    messages.Recorded(
+        5,
+        Found(
+            RequestRecord("r1", "openai", "POST", "/v1/embeddings", 200, 1.5, 2.5, 0.5, "c", "a", ""),
+            [
+                TaskRecord(
+                    *("r1", "a", "embed", 2, 2.5, "00-1-2-01 k=v", 2.5, 0.4, "ok"),
+                    facts=BatchFacts(size=2),
+                    attempts=[BatchRecord(7, 2, 1, "idle", "a-0", 0.1, 2.6, 16, "transport", "retry")],
+                )
+            ],
+        ),
+    ),
     messages.Request(8, "POST", "/a b/é", b"x=%20", [(b"a", b"\xff"), (b"a", b"2")], ("::1", 5)),
     messages.Event(8, b"\x00\xff", True),
     messages.Event(8, b"", False, True),
 ]
 TO_FRONT = [
     messages.Tick(),
+    messages.LookUp(5, "r1"),
     messages.Leaving(),
     messages.Models(2, [STATE], {"triton:a": "it is starting"}, {"b"}, {"old": "old", "older": "old"}),
     messages.Piece(

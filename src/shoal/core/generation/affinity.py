@@ -28,6 +28,8 @@ ANSWER_TOKENS = 256
 """Assumed length of an answer whose request sets no limit, and the most that a limit counts for: most answers end
 before."""
 _SESSION_FIELDS = ("prompt_cache_key", "user")
+_SESSION_FIELDS_OF = {"anthropic.messages": ("metadata",)}
+"""By dialect, where another field names the session: in OpenAI's, `metadata` may be anything."""
 
 
 class Demand(NamedTuple):
@@ -49,9 +51,9 @@ class Load(NamedTuple):
 
 
 def estimate_demand(task: Generate, ctx: Context, routing: Routing) -> Demand:
-    """Return the demand of a task. A session is the header `x-session-id`, else OpenAI's `prompt_cache_key` or `user`.
-    The beginning of a conversation is its first messages, the first one of a user included, which later turns
-    repeat."""
+    """Return the demand of a task. A session is the header `x-session-id`, else OpenAI's `prompt_cache_key` or `user`,
+    or Anthropic's `metadata`. The beginning of a conversation is its first messages, the first one of a user included,
+    which later turns repeat."""
     most = task.sampling.max_tokens
     answer = ANSWER_TOKENS if most is None else min(most, ANSWER_TOKENS)
     tokens = _count_chars(task) // CHARS_PER_TOKEN + answer * task.choices
@@ -87,8 +89,9 @@ def _busy(load: Load) -> tuple[int, int, int]:
 
 
 def _session_field(task: Generate) -> bytes:
-    fields = {} if task.raw is None else task.raw[1]
-    found = [bytes(fields[name]) for name in _SESSION_FIELDS if name in fields]
+    dialect, fields = ("", {}) if task.raw is None else task.raw
+    names = _SESSION_FIELDS_OF.get(dialect, _SESSION_FIELDS)
+    found = [bytes(fields[name]) for name in names if name in fields]
     return next((value for value in found if value not in (b"null", b'""')), b"")
 
 

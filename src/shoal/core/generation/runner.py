@@ -36,6 +36,7 @@ from shoal.core.protocols import (
     ReplicaStatus,
     TextGenerator,
 )
+from shoal.core.recording import name_error, record_attempt
 from shoal.core.threads import Threads
 from shoal.errors import EngineFailed, InvalidValue, Overloaded, ShoalError, TransportFailed, Unavailable, Unsupported
 from shoal.types import BatchTask, Chunk, Context, Generate, Result, Sampling, Usage
@@ -179,6 +180,7 @@ class GenerationRunner:
         self.pipeline = pipeline
         self.generators = generators
         self.options = options
+        self._clock = clock
         self._facts = facts
         self._selector = ReplicaSelector([each.facts.name for each in generators], options.patience_s, clock)
         self._generator_facts = generators[0].facts
@@ -227,6 +229,11 @@ class GenerationRunner:
 
     def check(self, task: Generate) -> None:
         self._resolve_sampling(task, [])
+
+    async def count_tokens(self, task: Generate, ctx: Context) -> int:
+        """Count the tokens of the rendered prompts, without any work of a replica."""
+        self.pipeline.check(task)
+        return sum(map(estimate_prompt_tokens, await self._render_prompts(task)))
 
     def when_broken(self, call: Callable[[ShoalError], None]) -> None:
         for generator in self.generators:
@@ -304,17 +311,22 @@ class GenerationRunner:
         return msgspec.structs.replace(sampling, logprobs=most)
 
     def _with_tools(self, task: Generate, ignored: list[str]) -> Sampling:
-        """Return the requested sampling, with a guide that forces a tool call where one is required."""
-        if not task.tools or task.tool_choice not in ("required", "function"):
+        """Return the requested sampling, with a guide that forces a tool call where one is required, and that keeps
+        calls valid elsewhere if the model can follow one."""
+        facts = self._generator_facts
+        required = task.tool_choice in ("required", "function")
+        if not task.tools or not (required or (facts.structural_tags and task.sampling.guide is None)):
             return task.sampling
         if requested := task.sampling.guide:
             raise InvalidValue(
                 f"an answer cannot be both a tool call and match {requested.field!r}: omit one of them",
                 param=requested.field,
             )
-        guide = self.pipeline.tools_guide(task) if "guide" in self._generator_facts.parameters else None
+        guide = self.pipeline.tools_guide(task, tags=facts.structural_tags) if "guide" in facts.parameters else None
         if guide is not None:
             return msgspec.structs.replace(task.sampling, guide=guide)
+        if not required:
+            return task.sampling
         if "tool_choice" not in self.options.ignore:
             raise Unsupported(
                 "this model cannot be forced to call a tool: use tool_choice 'auto' (the operator can accept other "
@@ -420,6 +432,7 @@ class GenerationRunner:
             generate = self.generators[number].generate
             began = self._selector.begin(number, demand)
             opened = answered = failed = False
+            started, problem = self._clock(), ""
             try:
                 async with aclosing(
                     generate(answer.prompt, sampling, ctx, adapter=task.adapter, stream=task.stream)
@@ -430,12 +443,15 @@ class GenerationRunner:
                         self._selector.record_first_piece(number)
                     yield number, first, pieces
                 return
-            except (TransportFailed, EngineFailed, Overloaded) as error:
-                failed = not isinstance(error, Overloaded)
-                if opened or isinstance(error, EngineFailed) or not self._untried_replicas(tried):
+            except BaseException as error:
+                problem = name_error(error)
+                failed = isinstance(error, TransportFailed | EngineFailed)
+                lacks_place = isinstance(error, TransportFailed | Overloaded)
+                if opened or not lacks_place or not self._untried_replicas(tried):
                     raise
             finally:
                 self._selector.end(number, began, answered=answered, failed=failed, demand=demand)
+                record_attempt(self.generators[number].facts.name, started, self._clock(), problem)
 
     def _untried_replicas(self, tried: Collection[int]) -> list[int]:
         return [at for at, generator in enumerate(self.generators) if at not in tried and generator.ready()]

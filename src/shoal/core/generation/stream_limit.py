@@ -70,7 +70,7 @@ class StreamLimit:
         left = LATE_PART * ctx.remaining(now)
         if seconds > left:
             raise Overloaded(
-                f"the next stream slot is free in about {seconds:.1f} s, but the request has only "
+                f"the next stream slot is free in about {seconds:.1f} s, too late for a request with "
                 f"{ctx.remaining(now):.1f} s left: try again later, or allow more time",
                 retry_after=wait_before_retry(seconds - left),
             )

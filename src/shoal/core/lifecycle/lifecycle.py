@@ -1,7 +1,7 @@
 """Load, download, unload, delete, put to sleep and wake models, for every API and command at once.
 
 Jobs on one name run in order: a job waits for earlier jobs on its name. Contradictory jobs are cancelled first: an
-unload cancels a running load, a delete also a download. `eviction` decides about memory and keep-alive; `states` holds
+unload or delete cancels a running load or download. `eviction` decides about memory and keep-alive; `states` holds
 the state transitions.
 """
 
@@ -140,21 +140,21 @@ class Lifecycle:
         return self._start_job(ActiveJob(Job("download", plan.name), plan), partial(self._download, plan))
 
     def unload(self, name: str) -> Job:
-        """Remove a model after its requests in flight are answered, cancelling a running load. Returns a finished job
-        with changed=False if it is not loaded. Raises InvalidValue for a bad name, and Forbidden for a model that is
-        not the clients' to unload."""
+        """Remove a model after its requests in flight are answered, cancelling a running load or download. Returns a
+        finished job with changed=False if there is neither. Raises InvalidValue for a bad name, and Forbidden for a
+        model that is not the clients' to unload."""
         self._check_open()
         name = self._resolve_name(name)
         model = self._registry.get(name)
         if model is not None and model.plan is not None and model.runner is not None:
             self._loader.check_unload(model.plan, model.runner)
         self._model_status.forget(name)
-        last = self._queue.last(name, "load", "unload", "delete")
+        last = self._queue.last(name, "load", "download", "unload", "delete")
         if last is None and model is None:
             return self._add_finished_job("unload", name)
         if last is not None and last.job.action == "unload":
             return last.job
-        stopped = self._cancel_jobs(self._queue.active_jobs(name), ("load", "wake"), name)
+        stopped = self._cancel_jobs(self._queue.active_jobs(name), ("load", "wake", "download"), name)
         return self._start_job(ActiveJob(Job("unload", name)), partial(self._unload, stopped))
 
     def delete(self, name: str) -> Job:

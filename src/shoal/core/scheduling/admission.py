@@ -254,8 +254,8 @@ class Admission:
             return
         if ahead.last > left:
             raise Overloaded(
-                f"the queue takes about {ahead.last:.1f} s, but the request has only {max(deadline - now, 0.0):.1f} "
-                "s left: try again later, or allow more time",
+                f"the queue takes about {ahead.last:.1f} s, too long for a request with "
+                f"{max(deadline - now, 0.0):.1f} s left: try again later, or allow more time",
                 retry_after=wait_before_retry(ahead.last - left, self._jitter),
             )
         if traffic == "interactive" and self._demand is not None:

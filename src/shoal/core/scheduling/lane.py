@@ -34,6 +34,7 @@ from shoal.core.protocols import (
     Row,
     Tensors,
 )
+from shoal.core.recording import RECORD, BatchRecord, TaskRecord, Tracer
 from shoal.core.scheduling.admission import Admission, classify_traffic
 from shoal.core.scheduling.coalescing import Coalescer
 from shoal.core.scheduling.drain_rate import DrainRate, DrainTime, FinishedBatch
@@ -41,7 +42,7 @@ from shoal.core.scheduling.planner import LOOK_AGAIN_S, Limits, Planner, Wait
 from shoal.core.scheduling.preparation import Outcome, Preparer
 from shoal.core.scheduling.replica import Replica, SlotLease
 from shoal.core.scheduling.replica_pool import ReplicaPool
-from shoal.core.scheduling.request_state import BatchRecord, Item, RequestState
+from shoal.core.scheduling.request_state import Item, RequestState
 from shoal.core.scheduling.retries import MAX_ATTEMPTS, RetryState, Step, next_step
 from shoal.core.threads import Threads
 from shoal.errors import (
@@ -71,8 +72,9 @@ class _InFlightBatch(msgspec.Struct, eq=False):
     """One batch on one replica; `facts` are the replica's when the batch started, `retries` those of the failed batch
     that it is a part of (None: of none).
 
-    `padded_tokens` and `work` are set when the engine is called. Set when the call returns: `seconds`, its duration;
-    `own_seconds`, that duration without the wait behind another batch.
+    `padded_tokens`, `work` and `called`, the time, are set when the engine is called. Set when the call returns:
+    `seconds`, its duration; `own_seconds`, that duration without the wait behind another batch. `error`: the kind of
+    the error that it ended with.
     """
 
     id: int
@@ -89,6 +91,8 @@ class _InFlightBatch(msgspec.Struct, eq=False):
     seconds: float = 0.0
     own_seconds: float = 0.0
     finish_seconds: float = 0.0
+    called: float = 0.0
+    error: str = ""
 
 
 class _BatchPart(msgspec.Struct, eq=False):
@@ -130,6 +134,7 @@ class Lane:
         *,
         threads: Threads,
         observer: Observer | None = None,
+        tracer: Tracer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pipeline = pipeline
@@ -139,6 +144,7 @@ class Lane:
         self.admission = Admission(options.max_items, clock, drain=self._predict_drain, max_queue_s=options.max_queue_s)
         self.failure: InternalError | None = None
         self._observer = observer or Observer()
+        self._tracer = tracer
         self._clock = clock
         facts = engines[0].facts
         self._cost = facts.cost  # only for its `work`, which depends on the model alone
@@ -193,7 +199,7 @@ class Lane:
         estimates = [self.pipeline.estimate(item) for item in items]
         work = self._count_work(estimates) if self._cost.attention else sum(estimates)
         permit = self.admission.admit(ctx.client, traffic, len(items), work, ctx.deadline)
-        request = RequestState(task, items, ctx, traffic=traffic, arrived=self._clock(), estimates=estimates)
+        request = RequestState(task, items, ctx, traffic, self._clock(), estimates, RECORD.get())
         self._requests.add(request)
         if ctx.deadline < self._next_expiry:
             self._schedule_expiry(ctx.deadline)
@@ -310,6 +316,8 @@ class Lane:
 
     def _withdraw(self, request: RequestState) -> None:
         """Drop the items that only this request waits for: it is answered, or its caller left."""
+        if request.record is not None:
+            self._note_left_batches(request)
         for item in request.items.values():
             item.waiters = [waiter for waiter in item.waiters if waiter[0] is not request]
             if not item.waiters:
@@ -319,6 +327,14 @@ class Lane:
         for run in self._in_flight:
             if run.task is not None and not any(item.waiters for item in run.items):
                 run.task.cancel()
+
+    def _note_left_batches(self, request: RequestState) -> None:
+        """Note the calls in progress that carry the request, which does not wait for their end."""
+        mine = {id(item) for item in request.items.values()}
+        kind = "deadline" if request.is_expired else "cancelled"
+        for run in self._in_flight:
+            if run.called and not run.error and any(id(item) in mine for item in run.items):
+                request.note(_record(run, self._clock() - run.started, kind))
 
     def _discard(self, item: Item) -> None:
         """Remove the item from the queue if it is queued.
@@ -438,7 +454,8 @@ class Lane:
         for item in items:
             self._mark_dispatched(item)
         self._in_flight.add(run)
-        run.task = asyncio.get_running_loop().create_task(self._execute(run))
+        running = self._execute(run) if self._tracer is None else self._trace(run, self._tracer)
+        run.task = asyncio.get_running_loop().create_task(running)
         run.task.add_done_callback(partial(self._ensure_released, run))
 
     def _ensure_released(self, run: _InFlightBatch, _: asyncio.Task[None]) -> None:
@@ -453,6 +470,17 @@ class Lane:
         self._in_flight.discard(run)
         run.replica.end(run.lease, self._clock())
 
+    async def _trace(self, run: _InFlightBatch, tracer: Tracer) -> None:
+        """Run a batch inside a span, of which calls to other servers are a part."""
+        records = [request.record for item in run.items for request, _ in item.waiters]
+        model = self.options.model
+        span = tracer.begin_batch(model, [record.trace for record in records if record is not None])
+        RECORD.set(TaskRecord("", model, "embed", len(run.items), run.started, span.trace))
+        try:
+            await self._execute(run)
+        finally:
+            span.end(_record(run, self._clock() - run.started, run.error), run.called)
+
     async def _execute(self, run: _InFlightBatch) -> None:
         error: ShoalError
         try:
@@ -461,6 +489,7 @@ class Lane:
             asyncio.get_running_loop().call_soon(self._learn, run)
             return
         except asyncio.CancelledError:
+            run.error = "cancelled"
             return
         except ShoalError as failure:
             error = failure
@@ -487,7 +516,7 @@ class Lane:
         run.work = run.padded_tokens
         if facts.cost.attention:
             run.work = facts.cost.work(run.padded_tokens, max([item.cost for item in prepared]))
-        started = self._clock()
+        started = run.called = self._clock()
         outputs = await engine.infer(
             inputs, output_names, prepared[0].params, max([item.deadline for item in run.items])
         )
@@ -562,12 +591,14 @@ class Lane:
 
     def _deliver(self, run: _InFlightBatch, rows: Sequence[Row | CountedRow | ShoalError]) -> None:
         requests = len({id(request) for item in run.items for request, _ in item.waiters})
-        took = self._clock() - run.started
-        ran = BatchRecord(run.id, len(run.items), requests, run.flush, run.facts.name, took, run.started)
+        took, facts = self._clock() - run.started, run.facts
+        ran = BatchRecord(run.id, len(run.items), requests, run.flush, facts.name, took, run.started, run.padded_tokens)
         for item, row in zip(run.items, rows, strict=True):
             self._coalescer.forget(item)
             if isinstance(row, ShoalError):
                 for request, index in item.waiters:
+                    if not request.done:
+                        request.note(msgspec.structs.replace(ran, error=row.kind, step="fail"))
                     request.fail_at(index, row)
                 continue
             counted = row if isinstance(row, CountedRow) else CountedRow(row, item.prepared.tokens)
@@ -578,6 +609,7 @@ class Lane:
                 request.put(index, counted.row, ran, self.options.space)
 
     def _process_failure(self, run: _InFlightBatch, error: ShoalError) -> None:
+        run.error = error.kind
         self._report(run, sum(item.cost for item in run.items), self._clock() - run.started, error.kind)
         items = [item for item in run.items if item.waiters]
         if isinstance(error, TransportFailed):
@@ -601,6 +633,9 @@ class Lane:
             error, len(run.items), retries, replica_ready=ready, shared=shared, merges=merges, elsewhere=elsewhere
         )
         logger.warning("a batch of %d items on %s failed (%s): %s", len(items), run.facts.name, step, error.message)
+        failed = _record(run, self._clock() - run.started, error.kind, step)
+        for request in {id(request): request for item in items for request, _ in item.waiters}.values():
+            request.note(failed)
         waiting = len(self._parts)
         self._apply_step(step, items, retries, error)
         if merges and step in ("apart", "halve"):
@@ -642,3 +677,11 @@ class Lane:
             request.fail(copy(self.failure))
         if self._on_broken is not None:
             self._on_broken(self.failure)
+
+
+def _record(run: _InFlightBatch, seconds: float, error: str, step: str = "") -> BatchRecord:
+    requests = len({id(request) for item in run.items for request, _ in item.waiters})
+    facts, tokens = run.facts, run.padded_tokens
+    return BatchRecord(
+        run.id, len(run.items), requests, run.flush, facts.name, seconds, run.started, tokens, error, step
+    )

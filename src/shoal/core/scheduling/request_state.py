@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from shoal.core.protocols import Prepared, Row, VectorSet
+from shoal.core.recording import BatchRecord, TaskRecord
 from shoal.core.scheduling.fair_queue import Entry
 from shoal.errors import DeadlineExceeded, InputRejected, NotFinite, RequestError, ShoalError
 from shoal.types import (
@@ -26,18 +27,6 @@ from shoal.types import (
 from shoal.types import (
     Item as TaskItem,
 )
-
-
-class BatchRecord(msgspec.Struct, frozen=True):
-    """The batch in which an item ran, for the request's BatchFacts. Times are in seconds."""
-
-    id: int
-    size: int
-    requests: int
-    flush: str
-    replica: str
-    seconds: float
-    started: float
 
 
 class Item(Entry, eq=False, kw_only=True):
@@ -61,7 +50,8 @@ class RequestState(msgspec.Struct, eq=False):
 
     `task_items` are the items of its task, `estimates` their token counts as estimated by `Pipeline.estimate`.
     The preparer owns three fields. `cursor`: number of items handed out for preparation. `ahead`: those of them that
-    are not dispatched to an engine yet. `waiting`: whether the request is in a queue of the preparer.
+    are not dispatched to an engine yet. `waiting`: whether the request is in a queue of the preparer. `record`: where
+    its batches are noted.
     """
 
     task: BatchTask
@@ -70,6 +60,7 @@ class RequestState(msgspec.Struct, eq=False):
     traffic: TrafficClass
     arrived: float
     estimates: list[int]
+    record: TaskRecord | None = None
     future: asyncio.Future[Result] = msgspec.field(default_factory=_create_future)
     items: dict[int, Item] = msgspec.field(default_factory=dict)
     tokens: list[int] = msgspec.field(default_factory=list)
@@ -94,6 +85,18 @@ class RequestState(msgspec.Struct, eq=False):
     @property
     def done(self) -> bool:
         return self.future.done()
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether it was answered with DeadlineExceeded."""
+        future = self.future
+        return future.done() and not future.cancelled() and isinstance(future.exception(), DeadlineExceeded)
+
+    def note(self, call: BatchRecord) -> None:
+        """Note a call that failed for it, also if it has other rows of that batch, unless it is over."""
+        record = self.record
+        if record is not None and not record.outcome:
+            record.attempts[:] = [*(each for each in record.attempts if each.id != call.id), call]
 
     def fail(self, error: ShoalError) -> None:
         """Fail the request with `error` unless it is already answered."""
@@ -132,6 +135,8 @@ class RequestState(msgspec.Struct, eq=False):
             self._infer = max(self._infer, ran.started + ran.seconds - self.arrived - waited)
             if self._best is None or ran.size > self._best.size:
                 self._best = ran
+            if self.record is not None and not self.record.outcome:
+                self.record.attempts.append(ran)
         self._store_row(index, row, space)
 
     def put_cached(self, index: int, row: Row, space: str) -> None:

@@ -337,6 +337,21 @@ def test_demanded_tools_guide_the_model(virtual: Run[None], choice: str) -> None
     virtual(main)
 
 
+async def test_optional_guides_of_tools() -> None:
+    """A model that follows structural tags gets the guide of "auto", unless the client has its own or offers none."""
+    parameters, own = SUPPORTED_PARAMETERS | {"guide"}, Guide(kind="regex", value="a", field="guided_regex")
+    tagged = Scripted(parameters=parameters, structural_tags=True)
+    tools = [Tool(name="f")]
+    for model, fields, guide in (
+        (tagged, {"tools": tools}, GUIDE),
+        (tagged, {"tools": tools, "guide": own}, own),
+        (tagged, {}, None),
+        (Scripted(parameters=parameters), {"tools": tools}, None),
+    ):
+        await read(make_runner(model, pipeline=PlainPipeline(guide=GUIDE)), ask(**fields))
+        assert model.sampling.guide == guide
+
+
 def rated(*values: float) -> list[Piece]:
     return [Piece(text=str(value), tokens=1, logprobs=(TokenLogprob(token="x", logprob=value),)) for value in values]
 

@@ -184,7 +184,7 @@ async def test_who_would_wait_too_long_is_refused() -> None:
         await here.__aexit__(None, None, None)
         await entering
     waiting = [await waits("a", 1000) for _ in range(6)]
-    with pytest.raises(Overloaded, match=r"about 70\.0 s, but the request has only 30\.0 s") as caught:
+    with pytest.raises(Overloaded, match=r"about 70\.0 s, too late for a request with 30\.0 s") as caught:
         await (await waits("a", 30))
     assert caught.value.retry_after is not None
     assert caught.value.retry_after >= 30

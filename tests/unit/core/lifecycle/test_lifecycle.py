@@ -527,6 +527,23 @@ def test_downloads_are_joined_and_change_nothing_the_second_time(virtual: Run[No
     virtual(main)
 
 
+def test_unload_cancels_a_download(virtual: Run[None]) -> None:
+    """Also one of a model that is served, which is unloaded, too."""
+
+    async def main() -> None:
+        stack = Stack()
+        for name in ("absent", "served"):
+            if name == "served":
+                await stack.loaded(name)
+            job = stack.lifecycle.download(name)
+            await asyncio.sleep(0.5)
+            undo = stack.lifecycle.unload(name)
+            await undo.wait()
+            assert (undo.changed, job.state, stack.state(name)) == (True, "cancelled", "gone")
+
+    virtual(main)
+
+
 def test_delete_unloads_and_removes(virtual: Run[None]) -> None:
     """In that order; jobs in progress are cancelled; for an absent model nothing changes."""
 

@@ -319,6 +319,10 @@ def test_a_sleeping_model_gets_only_tasks_it_supports(virtual: Run[None]) -> Non
         assert stack.state("a") == "unloaded"
         task = Generate(model="a", prompts=["x y"])
         assert [chunk.text async for chunk in stack.gateway.stream(task, context())] == ["x", "y"]
+        await stack.loaded("c")
+        assert stack.state("a") == "unloaded"
+        assert await stack.gateway.count_tokens(task, context()) == 1
+        assert (stack.state("a"), model.inflight) == ("ready", 0)
         await stack.loaded("b")
         model.facts = None
         assert stack.state("a") == "unloaded"

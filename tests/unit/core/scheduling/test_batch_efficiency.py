@@ -92,8 +92,7 @@ async def ask_in_turn(lane: Lane, length: int, done: list[float], ends: float, s
         done.append(loop.time())
 
 
-@pytest.mark.parametrize("guessed", [False, True], ids=["warmed up", "guessed"])
-@pytest.mark.parametrize("length", [16, 128, 256])
+@pytest.mark.parametrize(("length", "guessed"), [(16, False), (128, False), (256, False), (128, True)])
 @pytest.mark.parametrize("name", CURVES)
 def test_a_backlog_runs_at_the_engines_best_rate(name: str, length: int, guessed: bool) -> None:
     """At least 95 % of the texts a second that the engine's best batch size gives, once the size has been learned; a

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from shoal.core.protocols import Prepared
-from shoal.core.scheduling.request_state import BatchRecord, Item, RequestState
+from shoal.core.recording import BatchRecord
+from shoal.core.scheduling.request_state import Item, RequestState
 from shoal.errors import DeadlineExceeded, EngineFailed
 from shoal.types import Embedded
 from tests.unit.core.lanes import context, embed
