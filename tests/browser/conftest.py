@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from shoal.web import DIST
+from tests.integration.server_kit import environment
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 # No sandbox, because tests also run as root in containers; the rest keeps the browser from calling home.
@@ -30,8 +31,11 @@ FLAGS = [
     "--disable-sync",
 ]
 LISTENING = re.compile(r"listening on (http://[^\s,\"]+)")
-PATIENCE_S = 30.0
+READY = re.compile(r"shoal: \S+ on http")  # the banner, after every model is ready or has failed
+NO_HUB = {"HF_ENDPOINT": "http://127.0.0.1:9"}  # a closed port: the default model comes from the package index
+PATIENCE_S = 120.0
 KEY = "sesame"
+expect.set_options(timeout=30_000)  # milliseconds; the page polls every 5 s
 
 
 @dataclass
@@ -82,23 +86,26 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The origin of a Shoal with the fake model, without keys."""
-    yield from _serve(tmp_path_factory.mktemp("server"))
+    with serve(tmp_path_factory.mktemp("server"), "fake:") as origin:
+        yield origin
 
 
 @pytest.fixture(scope="module")
 def locked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The same, with the key KEY."""
-    yield from _serve(tmp_path_factory.mktemp("locked"), "--api-key", KEY)
+    """The same, with the key KEY, which may not change models."""
+    with serve(tmp_path_factory.mktemp("locked"), "fake:", "--api-key", KEY, "--admin-key", "other") as origin:
+        yield origin
 
 
-def _serve(folder: Path, *arguments: str) -> Iterator[str]:
+@contextmanager
+def serve(folder: Path, *arguments: str, home: Path | None = None, port: int = 0) -> Iterator[str]:
+    """Run `shoal serve` with these arguments and yield its origin once its models are ready. `home`: its models."""
     log = folder / "log"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "shoal", "serve", "fake:", "--port", "0", *arguments],
+            [sys.executable, "-m", "shoal", "serve", *arguments, "--port", str(port)],
             cwd=folder,
-            env=environment,
+            env=environment({} if home is None else {"SHOAL_HOME": str(home), **NO_HUB}),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -114,7 +121,7 @@ def _origin(process: subprocess.Popen[bytes], log: Path) -> str:
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end and process.poll() is None:
         text = log.read_text()
-        if (found := LISTENING.search(text)) and "is ready" in text:
+        if (found := LISTENING.search(text)) and READY.search(text):
             return found[1]
         time.sleep(0.05)
     pytest.fail(f"shoal serve did not come up:\n{log.read_text()}")
@@ -125,13 +132,13 @@ def visitor(browser: Browser) -> Iterator[Visitor]:
     """`visitor(origin, colour="dark")` opens an empty browser profile; after the test it fails on unexpected errors."""
     visits: list[Visit] = []
 
-    def arrive(origin: str, *, colour: str = "light", tolerated: str = "") -> Visit:
+    def arrive(origin: str, *, colour: str = "light", tolerated: str = "", width: int = 1200) -> Visit:
         context = browser.new_context(
             color_scheme="dark" if colour == "dark" else "light",
             permissions=["clipboard-read", "clipboard-write"],
-            viewport={"width": 1200, "height": 900},
+            viewport={"width": width, "height": 900},
         )
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(30_000)
         visit = Visit(context.new_page(), origin, tolerated=[tolerated] if tolerated else [])
         visit.watch()
         visits.append(visit)

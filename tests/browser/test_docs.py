@@ -25,7 +25,7 @@ def execute(page: Page) -> None:
     page.locator(EMBEDDINGS).get_by_role("button", name="Execute").click()
 
 
-@pytest.mark.parametrize("path", ["/docs", "/docs/", "/explorer", "/explorer/"])
+@pytest.mark.parametrize("path", ["/docs", "/explorer/"])
 def test_every_operation_is_shown(server: str, visitor: Visitor, path: str) -> None:
     """Each operation of openapi.json has a row, without errors in the document or requests to other hosts."""
     with urllib.request.urlopen(f"{server}/openapi.json") as reply:
@@ -36,10 +36,9 @@ def test_every_operation_is_shown(server: str, visitor: Visitor, path: str) -> N
     expect(page.locator(".errors-wrapper")).to_have_count(0)
 
 
-@pytest.mark.parametrize("path", ["/docs", "/explorer/"])
-def test_an_example_runs_against_the_server(server: str, visitor: Visitor, path: str) -> None:
+def test_an_example_runs_against_the_server(server: str, visitor: Visitor) -> None:
     """Try it out: the unchanged example returns 200 with vectors and the batch headers."""
-    page = visitor(server).open(path)
+    page = visitor(server).open("/explorer/")
     execute(page)
     live = page.locator(f"{EMBEDDINGS} .live-responses-table tbody")
     expect(live.locator(".response-col_status").first).to_have_text("200")
@@ -53,7 +52,7 @@ def test_the_key_of_the_start_page_is_used(locked_server: str, visitor: Visitor)
     page = visit.open("/")
     page.get_by_label("This server requires an API key").fill(KEY)
     page.keyboard.press("Enter")
-    page.get_by_role("link", name="API docs").click()
+    page.get_by_role("link", name="API", exact=True).click()
     page.wait_for_url("**/docs")
     execute(page)
     expect(page.locator(f"{EMBEDDINGS} .live-responses-table .response-col_status").last).to_have_text("200")

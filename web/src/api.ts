@@ -1,31 +1,36 @@
-// The pages' API calls, relative to Shoal's mount path. The key is stored in this tab only.
+// Calls of the API, relative to Shoal's mount path. The key is stored in this browser tab only.
 
 export interface Model {
   id: string;
-  status: { value: "loaded" | "loading" | "unloaded"; failed?: boolean; error?: string | null };
+  status: {
+    value: "loaded" | "sleeping" | "loading" | "unloaded" | "downloading";
+    failed?: boolean;
+    error?: string | null;
+    note?: string;
+  };
   aliases?: string[];
   default_for?: string[];
   tasks?: string[];
+  modalities?: string[];
+  /** Whether its chat takes pictures; `modalities` are those that it embeds. */
+  vision?: boolean;
   parent?: string;
+  managed?: boolean;
+  size?: number;
+  source?: string;
   max_model_len?: number | null;
   backend?: string;
   dimension?: number | null;
   max_input_tokens?: number | null;
   precision?: string;
+  space?: string;
 }
 
-export type State = "ready" | "loading" | "failed" | "unloaded";
+export type State = "ready" | "sleeping" | "loading" | "downloading" | "failed" | "unloaded";
 
 export function state({ status }: Model): State {
   if (status.failed) return "failed";
   return status.value === "loaded" ? "ready" : status.value;
-}
-
-export interface Embedding {
-  vectors: number[][];
-  tokens: number;
-  milliseconds: number;
-  batch: string | null;
 }
 
 export class ApiError extends Error {
@@ -37,61 +42,94 @@ export class ApiError extends Error {
   }
 }
 
+export const UNREACHABLE = "Cannot reach the server. Check that Shoal is running; this page tries again by itself.";
+
 const KEY = "shoal-key";
 
+/** Without the browser's storage, which may be forbidden, the key lasts until the page is left. */
+function stored<T>(use: (storage: Storage) => T): T | undefined {
+  try {
+    return use(sessionStorage);
+  } catch {
+    return undefined;
+  }
+}
+
+let current = stored((storage) => storage.getItem(KEY)) ?? "";
+
 export const key = {
-  get: (): string => sessionStorage.getItem(KEY) ?? "",
+  get: (): string => current,
   set(value: string): void {
-    if (value) sessionStorage.setItem(KEY, value);
-    else sessionStorage.removeItem(KEY);
+    current = value;
+    stored((storage) => (value ? storage.setItem(KEY, value) : storage.removeItem(KEY)));
   },
 };
 
 export const address = (path: string): string => new URL(path, document.baseURI).href;
 
-async function call(path: string, init: RequestInit = {}): Promise<Response> {
+/** Send a request and return the response if it succeeded. Throws ApiError, with status 0 if nothing answered. */
+export async function call(path: string, init: RequestInit = {}): Promise<Response> {
   const headers = new Headers(init.headers);
   if (key.get()) headers.set("authorization", `Bearer ${key.get()}`);
-  const response = await fetch(address(path), { ...init, headers });
+  let response: Response;
+  try {
+    response = await fetch(address(path), { ...init, headers });
+  } catch (error) {
+    if ((error as Error).name === "AbortError") throw error;
+    throw new ApiError(0, UNREACHABLE);
+  }
   if (response.ok) return response;
-  const body: unknown = await response.json().catch(() => null);
-  const message = (body as { error?: { message?: string } } | null)?.error?.message;
-  throw new ApiError(response.status, message ?? `HTTP ${response.status}`);
+  throw new ApiError(response.status, errorMessage(await response.json().catch(() => null)) ?? `HTTP ${response.status}`);
 }
 
-export async function models(): Promise<Model[]> {
-  const body = (await (await call("v1/models")).json()) as { data: Model[] };
-  return body.data.filter((model) => !model.parent); // adapters are part of their model
+export function errorMessage(body: unknown): string | undefined {
+  return (body as { error?: { message?: string } } | null)?.error?.message;
 }
 
-export async function embed(model: string, input: string[]): Promise<Embedding> {
-  const begun = performance.now();
-  const response = await call("v1/embeddings", {
+export function post(path: string, body: unknown, signal?: AbortSignal): Promise<Response> {
+  return call(path, {
     method: "POST",
     headers: { "content-type": "application/json" },
-    body: JSON.stringify({ model, input, encoding_format: "float" }),
+    body: JSON.stringify(body),
+    ...(signal ? { signal } : {}),
   });
-  const body = (await response.json()) as {
-    data: { embedding: number[] }[];
-    usage: { prompt_tokens: number };
-  };
+}
+
+/** Return the served models, or with `all` also those that could be loaded. Adapters are part of their model. */
+export async function fetchModels(all = false): Promise<Model[]> {
+  const body = (await (await call(all ? "models" : "v1/models")).json()) as { data: Model[] };
+  return body.data.filter((model) => !model.parent);
+}
+
+/** What a reply's headers say about its batch. */
+export interface Batch {
+  size: string;
+  id: string;
+  count: number;
+  flush: string;
+  queueMs: string;
+  truncated: number;
+  inferMs: string | undefined;
+}
+
+export function readBatch(headers: Headers): Batch | null {
+  const size = headers.get("x-shoal-batch-size");
+  if (!size) return null;
   return {
-    vectors: body.data.map((row) => row.embedding),
-    tokens: body.usage.prompt_tokens,
-    milliseconds: performance.now() - begun,
-    batch: response.headers.get("x-shoal-batch-size"),
+    size,
+    id: headers.get("x-shoal-batch-id") ?? "",
+    count: Number(headers.get("x-shoal-batches") ?? 1),
+    flush: headers.get("x-shoal-flush") ?? "",
+    queueMs: headers.get("x-shoal-queue-ms") ?? "",
+    truncated: Number(headers.get("x-shoal-truncated") ?? 0),
+    inferMs: /infer;dur=([\d.]+)/.exec(headers.get("server-timing") ?? "")?.[1],
   };
 }
 
-export function cosine(a: number[], b: number[]): number {
-  let dot = 0;
-  let aa = 0;
-  let bb = 0;
-  a.forEach((x, i) => {
-    const y = b[i] ?? 0;
-    dot += x * y;
-    aa += x * x;
-    bb += y * y;
-  });
-  return dot / Math.sqrt(aa * bb);
+/** Post `body` and return the reply with its batch and the time it took, in milliseconds. */
+export async function timedPost<T>(path: string, body: unknown): Promise<{ reply: T; batch: Batch | null; ms: number }> {
+  const begun = performance.now();
+  const response = await post(path, body);
+  const reply = (await response.json()) as T;
+  return { reply, batch: readBatch(response.headers), ms: performance.now() - begun };
 }

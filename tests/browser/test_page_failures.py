@@ -1,0 +1,121 @@
+"""The page when something is missing: the key, the rights, the models, the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Route, expect
+
+from tests.browser.conftest import KEY, Visitor, serve
+from tests.browser.page_kit import ask
+from tests.integration.llm_kit import free_port
+
+pytestmark = pytest.mark.browser
+
+
+def test_a_key_is_requested_and_stored_in_the_tab(locked_server: str, visitor: Visitor) -> None:
+    """Without the key only its input is shown; a wrong key is refused; the right one is stored for this tab only."""
+    page = visitor(locked_server, tolerated="401").open("/")
+    entry = page.get_by_label("This server requires an API key")
+    expect(entry).to_be_visible()
+    expect(page.get_by_role("textbox")).to_have_count(1)
+    entry.fill("wrong")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_have_text("The server does not accept this key.")
+    entry.fill("k\u0119y")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("No request can carry a character of this key")
+    entry.fill(KEY)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Chat")
+    page.get_by_text("Copy as curl").click()
+    expect(page.get_by_text("$SHOAL_API_KEY")).to_be_visible()
+    assert KEY not in page.locator("main").inner_text()
+    page.reload()
+    expect(page.get_by_label("Message", exact=True)).to_be_visible()
+    stored = page.evaluate("[JSON.stringify(localStorage), document.cookie, sessionStorage.getItem('shoal-key')]")
+    assert KEY not in stored[0]
+    assert stored[1:] == ["", KEY]
+
+
+def test_without_an_admin_key_models_are_only_listed(locked_server: str, visitor: Visitor) -> None:
+    """A key that may not change models sees them, the reason, and no buttons; the live figures are open to it."""
+    visit = visitor(locked_server, tolerated="401")
+    page = visit.open("/")
+    page.get_by_label("This server requires an API key").fill(KEY)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Chat")
+    visit.tolerated.append("403")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.removeprefix(locked_server)))
+    page.get_by_role("link", name="Models").click()
+    expect(page.get_by_text("You cannot change models here")).to_be_visible()
+    expect(page.locator(".models > li").first).to_contain_text("ready")
+    expect(page.get_by_role("button", name="Unload")).to_have_count(0)
+    expect(page.get_by_label("Pull a model")).to_have_count(0)
+    for _ in range(2):
+        page.wait_for_event("requestfinished", lambda request: request.url == f"{locked_server}/models")
+    assert asked.count("/jobs") == 1  # the browser logs each refusal as an error
+    page.get_by_role("link", name="Live").click()
+    expect(page.locator(".facts-table tbody tr")).to_have_count(1)
+
+
+def test_the_page_outlives_its_server(visitor: Visitor, tmp_path: Path) -> None:
+    """A server that ends within an answer: the answer says so and stays; when the server is back, so is the page."""
+    port = free_port()
+    with serve(tmp_path, "slow=fake:token_ms=200", port=port) as origin:
+        page = visitor(origin, tolerated="ERR_").open("/")
+        answer = ask(page, " ".join(f"word{i}" for i in range(100)))
+        expect(answer).to_contain_text("word1")
+    expect(answer.get_by_role("alert")).to_contain_text("Cannot reach the server")
+    expect(answer).to_contain_text("word1")
+    banner = page.locator("main > .problem")
+    expect(banner).to_contain_text("Cannot reach the server")
+    with serve(tmp_path, "slow=fake:token_ms=0", port=port):
+        expect(banner).to_have_count(0)
+        page.get_by_role("button", name="Regenerate").click()
+        expect(answer).to_contain_text("word99")
+
+
+def test_a_server_without_models_leads_to_them(visitor: Visitor, tmp_path: Path) -> None:
+    """Models opens first; the other tabs say what is missing and the command that serves it."""
+    with serve(tmp_path, "--no-default-model", home=tmp_path / "home") as origin:
+        page = visitor(origin).open("/")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Models")
+        expect(page.get_by_text("No models yet")).to_be_visible()
+        for tab in ("Chat", "Embed", "Rerank", "Classify", "Images"):
+            page.get_by_role("link", name=tab, exact=True).click()
+            expect(page.locator(".empty pre")).to_contain_text("shoal serve")
+
+
+def test_the_first_tab_waits_for_the_model(server: str, visitor: Visitor) -> None:
+    """While the only model loads, the page says so; then it opens on the tab of that model."""
+
+    def load(route: Route) -> None:
+        body = route.fetch().json()
+        body["data"][0]["status"]["value"] = "loading"
+        route.fulfill(json=body)
+
+    page = visitor(server).page
+    page.route("**/v1/models", load)
+    page.goto(server)
+    expect(page.get_by_text("The model is loading")).to_be_visible()
+    page.unroute("**/v1/models", load)
+    expect(page.get_by_role("heading", level=1)).to_have_text("Chat")
+
+
+def test_dark_follows_the_system(server: str, visitor: Visitor) -> None:
+    """The page follows the system's dark mode."""
+    page = visitor(server, colour="dark").open("/")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(14, 23, 28)"
+
+
+def test_under_a_preset_the_page_reads_its_lists(visitor: Visitor, tmp_path: Path) -> None:
+    """Under `--as infinity`, lists of models have another form: the tabs find their models in it."""
+    with serve(tmp_path, "--as", "infinity", "fake:", "labels=fake:labels=3", home=tmp_path / "home") as origin:
+        page = visitor(origin).open("/#classify")
+        page.get_by_role("button", name="Classify", exact=True).click()
+        expect(page.get_by_label("Labels of text 1")).to_be_visible()
+        page.get_by_role("link", name="Models").click()
+        expect(page.locator(".models .state")).to_have_text(["ready", "ready"])
