@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,11 @@ positions) with a WordPiece tokenizer, mean pooling and Normalize, saved once an
 cosine difference`: 1 - cosine to sentence-transformers in f32 on the same device, over texts of 5 to 100 tokens, sent
 in lists of 32. `texts_per_s`: sentence-transformers in f32 and, on a GPU, fp16: `encode(batch_size=256)` of a list
 in process, no HTTP, no JSON. Shoal: servers with `--engine torch`, precision `auto` (`served` says which it chose), no
-limit of the queue, and different numbers of `--workers` and `--max-batch-size`; base64 answers, wrk on the same cores
-with a thread for every four of them, in a closed loop of so many `clients` (connections) with one text or a list of 32
-a request. All servers are started first, only one contender works at a time, in turn in every round; every text is
-distinct and of exact length, 16 or 100 tokens. Medians over rounds. `failed`: runs with errors, left out.
+limit of the queue, and different numbers of `--workers` and `--max-batch-size`, `kernel by kernel` with
+`--no-cuda-graphs`; base64 answers, wrk on the same cores with a thread for every four of them, in a closed loop of so
+many `clients` (connections) with one text or a list of 32 a request. All servers are started first, only one contender
+works at a time, in turn in every round; every text is distinct and of exact length, 16 or 100 tokens. Medians over
+rounds. `failed`: runs with errors, left out.
 """
 SIZES = {"tiny": (2, 48), "minilm": (6, 384), "base": (12, 768)}
 """Layers and width."""
@@ -158,17 +160,23 @@ def measure(size: str, folder: Path, home: Path, arguments: Any) -> dict[str, An
     distances = {name: distance(right, other) for name, other in zip(list(sides)[1:], others, strict=True)}
     with phase(f"{size}: shoal f32"), Torch(folder, home, precision="f32") as server:
         distances["shoal f32"] = distance(right, embed(server, texts))
+    kinds = [(each, True) for each in arguments.servers] + [(each, False) for each in arguments.kernel_by_kernel]
+    servers: dict[str, Server] = {}
+    for (workers, batch), graphs in kinds:
+        name = f"{workers} workers, batches of {batch}" + ("" if graphs else ", kernel by kernel")
+        servers[name] = Torch(folder, home, workers=workers, max_batch_size=batch, cuda_graphs=graphs)
     with ExitStack() as stack:
-        servers: dict[str, Server] = {}
-        for workers, batch in arguments.servers:
-            with phase(f"{size}: shoal auto, {workers} workers, batches of {batch}"):
-                server = Torch(folder, home, workers=workers, max_batch_size=batch)
-                servers[f"{workers} workers, batches of {batch}"] = stack.enter_context(server)
+        with phase(f"{size}: shoal auto, {len(servers)} servers"):
+            one, *rest = servers.values()
+            stack.enter_context(one)  # it checks the precision, once for all
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(stack.enter_context, rest))
         with phase(f"{size}: warm shapes"):
             for server in servers.values():
-                server.settle(20)
-        results["served"] = server.card() | {"id": size}
-        distances["shoal auto"] = distance(right, embed(server, texts))
+                server.settle(arguments.warm_seconds)
+        results["served"] = one.card() | {"id": size}
+        for name, server in servers.items():
+            distances[f"shoal auto, {name}"] = distance(right, embed(server, texts))
         results["vectors"] = {"largest cosine difference": distances}
         print(json.dumps(distances | {"served": results["served"]["precision"]}, indent=1), flush=True)
         for tokens in arguments.tokens:
@@ -226,8 +234,11 @@ def main() -> None:
     options.set_defaults(seconds=2.0)
     options.add_argument("--sizes", nargs="+", default=["minilm", "base"], choices=list(SIZES))
     options.add_argument("--tokens", nargs="+", type=int, default=[16, 100])
-    servers, loads = [(1, 64), (4, 64), (8, 64), (8, 256)], [(64, 1), (256, 1), (64, 32), (256, 32)]
+    servers, loads = [(1, 64), (4, 64), (8, 256)], [(1, 1), (64, 1), (256, 1), (64, 32)]
     options.add_argument("--servers", nargs="+", type=pair, default=servers, help="WORKERS:MAX_BATCH_SIZE of each")
+    kernel = [(1, 64), (4, 64)]
+    options.add_argument("--kernel-by-kernel", nargs="*", type=pair, default=kernel, help="those without recordings")
+    options.add_argument("--warm-seconds", type=float, default=60.0, help="most time to warm up")
     options.add_argument("--loads", nargs="+", type=pair, default=loads, help="CLIENTS:TEXTS, texts a request")
     options.add_argument("--list-seconds", type=float, default=3.0, help="length of a measurement with lists")
     options.add_argument("--texts", type=int, default=0, help="texts of a call of sentence-transformers")

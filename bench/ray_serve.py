@@ -94,8 +94,10 @@ class RayServer(Server):
 
 
 def main() -> None:
-    arguments = parser(__doc__).parse_args()
-    results = {name: measure(name, arguments) for name in MODELS}
+    options = parser(__doc__)
+    options.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    arguments = options.parse_args()
+    results = {name: measure(name, arguments) for name in arguments.models}
     write("ray_serve", METHOD, results)
 
 

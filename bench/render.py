@@ -15,6 +15,7 @@ ORDER = (
     "peers_avx2",
     "graphs",
     "versus_st",
+    "families",
     "parity",
     "int8",
     "torch_engine",

@@ -1,6 +1,7 @@
 """sentence-transformers' side of versus_st.py: a line of JSON in ({texts, precision}), a line out ({seconds}).
 
-With {each, limit_s} too: so many texts a call, for so long; the answer has {texts, p50_ms} as well.
+With {each, limit_s} too: so many texts a call, for so long; the answer has {texts, p50_ms} as well. With {vectors}: the
+embeddings. `work` of the first line: about how many weights a token meets, those of its embedding left out.
 
 Runs with a Python of its own and imports nothing of Shoal.
 """
@@ -23,13 +24,18 @@ def main() -> None:
     model = sentence_transformers.SentenceTransformer(sys.argv[1], device="cpu")
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     versions["sentence-transformers"] = sentence_transformers.__version__
-    say({"threads": torch.get_num_threads(), "dtype": str(next(model.parameters()).dtype), "versions": versions})
+    facts = {"threads": torch.get_num_threads(), "dtype": str(next(model.parameters()).dtype), "versions": versions}
+    weights = sum(each.numel() for each in model.parameters())
+    tables = sum(each.weight.numel() for each in model.modules() if isinstance(each, torch.nn.Embedding))
+    say(facts | {"parameters": weights, "work": weights - tables})
     for line in sys.stdin:
         request = json.loads(line)
         mixed = torch.autocast("cpu", torch.bfloat16) if request["precision"] == "bf16" else contextlib.nullcontext()
         texts, each = request["texts"], request.get("each", 0)
         with mixed:
-            if each:
+            if request.get("vectors"):
+                say({"vectors": model.encode(texts).tolist()})
+            elif each:
                 say(encode_for(model, request["limit_s"], texts, each))
             else:
                 start = time.perf_counter()

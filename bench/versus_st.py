@@ -41,6 +41,13 @@ class SentenceTransformers:
         print(json.dumps({"texts": texts, "precision": precision}), file=self.process.stdin, flush=True)
         return len(texts) / float(self._line()["seconds"])
 
+    def vectors(self, texts: list[str]) -> list[list[float]]:
+        """f32, a vector for each text."""
+        assert self.process.stdin is not None
+        print(json.dumps({"texts": texts, "precision": "f32", "vectors": True}), file=self.process.stdin, flush=True)
+        found: list[list[float]] = self._line()["vectors"]
+        return found
+
     def encode_for(self, seconds: float, texts: list[str], *, each: int) -> dict[str, float]:
         """f32, `each` texts at a time until the time is over: how many `texts`, in how many `seconds`, and the `p50_ms`
         of a call.
