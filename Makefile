@@ -9,8 +9,10 @@ CONVERT := .venv-convert
 CLIENTS := .venv-clients
 CLIENTS_OLD := .venv-clients-old
 LOWEST := .venv-lowest
+DOCS := .venv-docs
 PEERS := .venv-peers
-VENVS := $(VENV) $(PARITY) $(CONVERT) $(CLIENTS) $(CLIENTS_OLD) $(LOWEST)
+RELEASE := .venv-release
+VENVS := $(VENV) $(PARITY) $(CONVERT) $(CLIENTS) $(CLIENTS_OLD) $(LOWEST) $(DOCS) $(RELEASE)
 BIN := $(VENV)/bin
 UV := $(VENV)/bin/uv
 TORCH := 2.13.0
@@ -21,8 +23,9 @@ ALONE_HERE := tests/contract/engines tests/unit/backends/triton tests/unit/bench
 	tests/unit/backends/tei_grpc tests/unit/python/test_api.py tests/unit/app/test_app_triton.py tests/unit/app/test_loader.py
 ALONE_SERVERS := $(wildcard tests/integration/test_triton_*.py tests/integration/test_preset*.py) \
 	$(addprefix tests/integration/test_,$(addsuffix .py,llm_conformance llm_conformance_leaving infer_clip_example kserve_grpc \
-	llm_running serve batches bulk ray ray_bulk workers))
+	llm_running serve batches bulk tracing workers))
 ALONE := $(ALONE_HERE) $(ALONE_SERVERS)
+CLUSTER := tests/integration/test_ray.py tests/integration/test_ray_bulk.py
 PORT := 8080
 MODEL :=
 ARGS :=
@@ -38,24 +41,29 @@ CAP_avx512 := OV_CPU_MAX_ISA=AVX512_CORE ONEDNN_MAX_CPU_ISA=AVX512_CORE ATEN_CPU
 $(if $(filter-out avx2 avx512,$(ISA)),$(error ISA is avx2, avx512 or empty, not '$(ISA)'))
 PYTEST = $(if $(ISA),env $(CAP_$(ISA)) )$(BIN)/python -m pytest -rs
 
-.PHONY: help setup serve serve-triton web test coverage test-clients test-languages test-parity test-convert test-lowest test-helm chart lint fix lock \
-	proto bench bench-peers clean
+.PHONY: help setup serve serve-triton web test coverage test-ray test-clients test-languages test-ollama test-parity \
+	test-convert test-lowest test-helm docs chart lint fix lock proto bench bench-peers release clean
 
 help:
 	@echo "make serve        serve MODEL (or the default model) on 127.0.0.1, PORT=$(PORT)"
 	@echo "make serve-triton the same, run by an NVIDIA Triton that is fetched and started beside it"
 	@echo "make test         run the tests; make test-parity: those against PyTorch; make test-clients: those with"
-	@echo "                  other clients (LangChain, LlamaIndex, tritonclient, an older openai); make test-convert: those with"
+	@echo "                  other clients (LangChain, LlamaIndex, tritonclient, an older openai; where npm is: Codex, OpenCode"
+	@echo "                  and the AI SDK, which it installs); make test-convert: those with"
 	@echo "                  open_clip and timm (several GB); make test-lowest: with the oldest dependencies allowed;"
 	@echo "                  make test-languages: with clients in Java, Node.js and Go; make test-helm: with Helm"
+	@echo "                  make test-ollama: with Ollama's command line client (needs Go)"
+	@echo "                  make test-ray: whole clusters of Ray (5 minutes)"
 	@echo "                  ISA=avx2 or avx512 holds the engines down to these instructions"
 	@echo "make coverage     fail unless the tests take every branch of the batching core"
 	@echo "make lint, fix    check, or repair, style and types"
 	@echo "make bench        measure on this machine, into bench/results"
 	@echo "make bench-peers  the same beside other servers and gateways, which are fetched (10 GB)"
+	@echo "make docs         build the documentation's site into build/site, with every link checked; try it, and follow the tutorial"
 	@echo "make chart        write what is generated of the Helm chart after a change of it"
 	@echo "make proto        compile the gRPC messages after a change of a .proto"
 	@echo "make lock         write requirements/ after a change of pyproject.toml; ARGS=--upgrade renews all versions"
+	@echo "make release      source archive, wheel, bill of materials and checksums in dist/; uploads nothing"
 	@echo "make setup, web   only install for development; only build the pages"
 	@echo "make clean        remove all that make made"
 
@@ -75,16 +83,17 @@ web: $(VENV)/.installed
 test: setup
 	$(if $(ARGS),$(PYTEST) $(ARGS),$(call both,,$(ALONE)))
 
-# Without what starts real servers: nothing of it depends on a version that the rest does not see.
+# Without what starts real servers, and what depends on no package: nothing of it sees a version that the rest does not.
+PURE := $(addprefix tests/,contract/lanes $(addprefix unit/,bench core deploy docs web test_architecture.py))
 test-lowest: BIN := $(LOWEST)/bin
 test-lowest: export HYPOTHESIS_PROFILE := few
 test-lowest: $(LOWEST)/.installed
-	$(if $(ARGS),$(PYTEST) $(ARGS),$(call both,tests/unit tests/surfaces tests/contract,$(ALONE_HERE)))
+	$(if $(ARGS),$(PYTEST) $(ARGS),$(call both,$(addprefix --ignore=,$(PURE)) tests/unit tests/surfaces tests/contract,$(ALONE_HERE)))
 
 # $(call both,<paths>,<paths of those that run alone>): the second also when the first fails.
 define both
 @failed=; \
-	$(PYTEST) -n $(WORKERS) --dist loadfile $(addprefix --ignore=,$(ALONE)) $(1) || failed="$$failed, side by side"; \
+	$(PYTEST) -n $(WORKERS) --dist loadfile $(addprefix --ignore=,$(ALONE) $(CLUSTER)) $(1) || failed="$$failed, side by side"; \
 	$(PYTEST) $(2) || failed="$$failed, alone"; \
 	test -z "$$failed" || { echo "$@: failed$$failed"; exit 1; }
 endef
@@ -93,12 +102,18 @@ coverage: setup
 	$(BIN)/python -m coverage run -m pytest $(ARGS) tests/unit/core tests/contract
 	$(BIN)/python -m coverage report --include 'src/shoal/core/*' --fail-under 100 --show-missing
 
+test-ray: setup
+	$(PYTEST) $(ARGS) $(CLUSTER)
+
 test-clients: $(CLIENTS)/.installed $(CLIENTS_OLD)/.installed
 	$(CLIENTS)/bin/python -m pytest -rs $(ARGS) tests/clients
 	$(CLIENTS_OLD)/bin/python -m pytest -rs $(ARGS) tests/clients
 
 test-languages: $(VENV)/.installed
 	PYTHON=$(CURDIR)/$(BIN)/python tests/clients/languages.sh
+
+test-ollama: $(VENV)/.installed
+	PYTHON=$(CURDIR)/$(BIN)/python tests/clients/ollama.sh
 
 test-parity: $(PARITY)/.installed
 	$(PARITY)/bin/python -m pytest -rs $(ARGS) tests/parity
@@ -108,6 +123,15 @@ test-convert: $(CONVERT)/.installed
 
 test-helm: setup $(HELM)
 	PATH="$(abspath $(dir $(HELM))):$$PATH" $(PYTEST) $(ARGS) tests/helm
+
+# The site's pages are a copy of this repository's tree, so that a link holds in both. `python -m http.server -d build/site`
+# serves them.
+docs: setup $(DOCS)/.installed
+	rm -rf build/pages build/site
+	mkdir -p build/pages
+	tar --exclude __pycache__ -cf - LICENSE *.md docs bench deploy examples | tar -xf - -C build/pages
+	NO_COLOR=1 $(DOCS)/bin/zensical build --strict
+	$(PYTEST) $(ARGS) tests/site
 
 # After a change of deploy/helm.
 chart: setup $(HELM)
@@ -140,11 +164,14 @@ lock: $(UV)
 	$(HASHED) requirements/dev.txt $(RUNTIME) --group dev --constraints requirements/serve.txt
 	$(HASHED) requirements/parity.txt $(RUNTIME) --group parity --constraints requirements/dev.txt
 	$(HASHED) requirements/convert.txt $(RUNTIME) --extra convert-images --group convert --constraints requirements/dev.txt
-	$(HASHED) requirements/clients.txt pyproject.toml --group clients --constraints requirements/serve.txt
+	$(HASHED) requirements/clients.txt pyproject.toml --extra llm --group clients --constraints requirements/serve.txt
 	$(HASHED) requirements/clients-old.txt pyproject.toml --group clients-old
+	$(HASHED) requirements/docs.txt --group docs
 	$(HASHED) requirements/node.txt --group node
+	$(HASHED) requirements/release.txt --group release
 	$(HASHED) requirements/uv.txt --group uv
 	mkdir -p build
+	$(COMPILE) --output-file build/extras.txt pyproject.toml --all-extras
 	$(COMPILE) --resolution lowest-direct $(RUNTIME) --no-annotate --output-file build/lowest.txt
 	$(HASHED) requirements/lowest.txt $(RUNTIME) --group dev-base --constraints build/lowest.txt
 
@@ -166,9 +193,13 @@ bench-peers: setup $(PARITY)/.installed
 	PYTHONPATH=bench $(BIN)/python -m peers --python $(PARITY)/bin/python $(ARGS)
 	$(BIN)/python bench/render.py
 
+# Everything of a release but the upload.
+release: setup $(RELEASE)/.installed
+	.ci/release
+
 clean:
 	rm -rf $(VENVS) $(PEERS) build dist src/shoal/web/dist web/node_modules
-	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov
+	rm -rf .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call locked,<bin>,<name>): exactly the files that requirements/<name>.txt names; then Shoal itself, from here. uv does
@@ -204,6 +235,10 @@ $(VENV)/.developer: requirements/dev.txt | $(VENV)/.installed
 	$(call locked,$(@D)/bin,dev)
 	@touch $@
 
+$(RELEASE)/.installed: requirements/release.txt | $(RELEASE)/bin/python $(UV)
+	$(call locked,$(@D)/bin,release)
+	@touch $@
+
 # Some minutes, once.
 build/bin/helm:
 	@command -v go >/dev/null || { echo "Helm is built with Go, which is not on PATH. Install it, or name a Helm 3:" \
@@ -214,6 +249,10 @@ $(CLIENTS)/.installed $(CLIENTS_OLD)/.installed $(LOWEST)/.installed: .venv-%/.i
 		pyproject.toml requirements/%.txt | .venv-%/bin/python $(UV)
 	$(call locked,$(@D)/bin,$*)
 	$(call shoal,$(@D)/bin)
+	@touch $@
+
+$(DOCS)/.installed: requirements/docs.txt | $(DOCS)/bin/python $(UV)
+	$(call locked,$(@D)/bin,docs)
 	@touch $@
 
 # PyTorch first, in the build that the index of this machine has, with what that build needs; the rest must not change it.
