@@ -26,6 +26,8 @@ ALONE_SERVERS := $(wildcard tests/integration/test_triton_*.py tests/integration
 	llm_running serve batches bulk tracing workers))
 ALONE := $(ALONE_HERE) $(ALONE_SERVERS)
 CLUSTER := tests/integration/test_ray.py tests/integration/test_ray_bulk.py
+AGENTS := tests/clients/test_agents.py
+EXPORT := tests/parity/test_export.py tests/parity/test_conversion.py
 PORT := 8080
 MODEL :=
 ARGS :=
@@ -41,8 +43,8 @@ CAP_avx512 := OV_CPU_MAX_ISA=AVX512_CORE ONEDNN_MAX_CPU_ISA=AVX512_CORE ATEN_CPU
 $(if $(filter-out avx2 avx512,$(ISA)),$(error ISA is avx2, avx512 or empty, not '$(ISA)'))
 PYTEST = $(if $(ISA),env $(CAP_$(ISA)) )$(BIN)/python -m pytest -rs
 
-.PHONY: help setup serve serve-triton web test coverage test-ray test-clients test-languages test-ollama test-parity \
-	test-convert test-lowest test-helm docs chart lint fix lock proto bench bench-peers release clean
+.PHONY: help setup serve serve-triton web test coverage test-ray test-clients test-agents test-languages test-ollama \
+	test-parity test-export test-convert test-lowest test-helm docs chart lint fix lock proto bench bench-peers release clean
 
 help:
 	@echo "make serve        serve MODEL (or the default model) on 127.0.0.1, PORT=$(PORT)"
@@ -54,6 +56,7 @@ help:
 	@echo "                  make test-languages: with clients in Java, Node.js and Go; make test-helm: with Helm"
 	@echo "                  make test-ollama: with Ollama's command line client (needs Go)"
 	@echo "                  make test-ray: whole clusters of Ray (5 minutes)"
+	@echo "                  make test-agents, test-export: only Codex, OpenCode and the AI SDK; only models that PyTorch exports"
 	@echo "                  ISA=avx2 or avx512 holds the engines down to these instructions"
 	@echo "make coverage     fail unless the tests take every branch of the batching core"
 	@echo "make lint, fix    check, or repair, style and types"
@@ -93,7 +96,7 @@ test-lowest: $(LOWEST)/.installed
 # $(call both,<paths>,<paths of those that run alone>): the second also when the first fails.
 define both
 @failed=; \
-	$(PYTEST) -n $(WORKERS) --dist loadfile $(addprefix --ignore=,$(ALONE) $(CLUSTER)) $(1) || failed="$$failed, side by side"; \
+	$(PYTEST) -n $(WORKERS) --dist loadfile --max-worker-restart 0 $(addprefix --ignore=,$(ALONE) $(CLUSTER)) $(1) || failed="$$failed, side by side"; \
 	$(PYTEST) $(2) || failed="$$failed, alone"; \
 	test -z "$$failed" || { echo "$@: failed$$failed"; exit 1; }
 endef
@@ -109,6 +112,9 @@ test-clients: $(CLIENTS)/.installed $(CLIENTS_OLD)/.installed
 	$(CLIENTS)/bin/python -m pytest -rs $(ARGS) tests/clients
 	$(CLIENTS_OLD)/bin/python -m pytest -rs $(ARGS) tests/clients
 
+test-agents: $(CLIENTS)/.installed
+	$(CLIENTS)/bin/python -m pytest -rs $(ARGS) $(AGENTS)
+
 test-languages: $(VENV)/.installed
 	PYTHON=$(CURDIR)/$(BIN)/python tests/clients/languages.sh
 
@@ -117,6 +123,9 @@ test-ollama: $(VENV)/.installed
 
 test-parity: $(PARITY)/.installed
 	$(PARITY)/bin/python -m pytest -rs $(ARGS) tests/parity
+
+test-export: $(PARITY)/.installed
+	$(PARITY)/bin/python -m pytest -rs $(ARGS) $(EXPORT)
 
 test-convert: $(CONVERT)/.installed
 	$(CONVERT)/bin/python -m pytest -rs $(ARGS) tests/convert

@@ -233,5 +233,6 @@ def test_vectors_equal_those_of_the_reference(tmp_path: Path, name: str) -> None
     published = MODELS[name](words_tokenizer(folder))
     shake(published.model)
     save(published, folder)
-    with shoal.open(f"file:{folder}", home=str(tmp_path / "home"), offline=True, threads=1) as model:
+    settings: dict[str, Any] = {"home": str(tmp_path / "home"), "offline": True, "threads": 1, "precision": "f32"}
+    with shoal.open(f"file:{folder}", **settings) as model:
         close(unit(np.asarray(model.embed(TEXTS))), expected(published, folder))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.core.threads import cores_in_affinity
+
 PACKAGES = ("shoal", "openvino", "onnxruntime", "tokenizers", "numpy", "uvicorn", "uvloop", "starlette", "orjson")
 ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
 
@@ -30,7 +32,7 @@ def describe_machine(packages: tuple[str, ...] = PACKAGES) -> Machine:
     flags = info.get("flags", "").split()
     return Machine(
         processor=_processor(info),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=cores_in_affinity(),
         isa=[name for name in ISA if name in flags],
         memory_gb=_memory_gb(),
         system=f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",

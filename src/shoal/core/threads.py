@@ -44,12 +44,16 @@ def _no_thread_message(error: RuntimeError) -> str:
 
 def usable_cores() -> int:
     """Return the cores that this process may use: its CPU affinity, limited by the cgroup's quota."""
-    try:
-        affinity = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        affinity = os.cpu_count() or 1
     quota = Path("/sys/fs/cgroup/cpu.max")
-    return cores_within(affinity, quota.read_text() if quota.is_file() else "max")
+    return cores_within(cores_in_affinity(), quota.read_text() if quota.is_file() else "max")
+
+
+def cores_in_affinity() -> int:
+    """Return the cores on which the system may run this process."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        return os.cpu_count() or 1
 
 
 def cores_within(affinity: int, cpu_max: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -14,9 +14,9 @@ from shoal.backends.base.available_memory import available_bytes
 from shoal.backends.genai import memory
 from shoal.backends.genai.grammar import GuideCompiler, clean_message
 from shoal.backends.genai.messages import GenaiOptions, Opened
-from shoal.backends.local.compile import import_openvino
+from shoal.backends.local.compile import has_bf16, import_openvino
 from shoal.backends.local.errors import engine_error
-from shoal.core.threads import usable_cores
+from shoal.core.threads import cores_in_affinity, usable_cores
 from shoal.errors import ConfigError, MissingExtra, ModelFileError, OutOfMemory
 
 GRAPH = "openvino_model.xml"
@@ -73,13 +73,11 @@ def open_pipeline(path: Path, options: GenaiOptions) -> Pipeline:
     folder = path if path.is_dir() else path.parent
     try:
         state = _ModelLayout.read(openvino, path, options)
-        native = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-        if options.precision == "bf16" and not native:
-            raise ConfigError("this processor has no bf16 arithmetic; use precision f32 or auto", param="precision")
         threads = options.threads or usable_cores()
+        precision = choose_precision(openvino, options, threads)
         kv_precision, group = cache_precision(options), quantization_group(openvino, state.group, options)
         scheduler, capacity = _build_scheduler(genai, state, options, kv_precision)
-        properties = compile_properties(options, threads, kv_precision, group)
+        properties = compile_properties(precision, threads, kv_precision, group)
         sampling = {"sampler_num_threads": min(threads, SAMPLER_THREADS)}
         cb = genai.ContinuousBatchingPipeline(str(path), scheduler, "CPU", properties | sampling)
         tokenizer = cb.get_tokenizer()
@@ -96,7 +94,7 @@ def open_pipeline(path: Path, options: GenaiOptions) -> Pipeline:
             capacity=capacity,
             facts=Opened(
                 version=str(genai.__version__).partition("-")[0],
-                precision=options.precision if options.precision != "auto" else ("bf16" if native else "f32"),
+                precision=precision,
                 kv_cache_precision=kv_precision,
                 quantized_together=group,
                 threads=threads,
@@ -119,23 +117,36 @@ def open_pipeline(path: Path, options: GenaiOptions) -> Pipeline:
         ) from error
 
 
-def compile_properties(options: GenaiOptions, threads: int, kv_precision: str, group: int) -> dict[str, Any]:
+def choose_precision(openvino: Any, options: GenaiOptions, threads: int) -> Literal["f32", "bf16"]:
+    """Return the precision that the graph is computed in. Raises ConfigError if bf16 is required and not possible.
+
+    It takes two threads: on processors with AMX, OpenVINO 2026.4 divides the work of a layer between halves of them,
+    and with one thread the process dies of a division by zero.
+    """
+    native = has_bf16(openvino.Core())
+    alone = min(threads, cores_in_affinity()) < 2
+    if options.precision == "bf16" and not native:
+        raise ConfigError("this processor has no bf16 arithmetic; use precision f32 or auto", param="precision")
+    if options.precision == "bf16" and alone:
+        raise ConfigError("bf16 needs two threads; use precision f32 or auto, or more threads", param="precision")
+    return "f32" if options.precision == "f32" or alone or not native else "bf16"
+
+
+def compile_properties(precision: str, threads: int, kv_precision: str, group: int) -> dict[str, Any]:
     """Return the properties with which OpenVINO compiles the graph. `kv_precision`: precision of the cache;
     `group`: group size of dynamic quantization.
 
     All properties that affect answers are explicit: by default the library caches keys and values in u8 and quantizes
     activations even if it computes in f32.
     """
-    properties: dict[str, Any] = {
+    return {
+        "INFERENCE_PRECISION_HINT": precision,
         "INFERENCE_NUM_THREADS": threads,
         # the event loop and other models share the cores, and a pinned thread cannot move to a free one
         "ENABLE_CPU_PINNING": False,
         "KV_CACHE_PRECISION": kv_precision,
         GROUP_PROPERTY: group,
     }
-    if options.precision != "auto":
-        properties["INFERENCE_PRECISION_HINT"] = options.precision
-    return properties
 
 
 def _make_first_token(pipeline: Pipeline) -> Pipeline:

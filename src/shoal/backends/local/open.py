@@ -198,7 +198,7 @@ async def open_local(
             opened.push_async_callback(engines[-1].aclose)
         opened.pop_all()
     facts = _build_facts(stored[0], engine, engines[0].facts, settings, parity)
-    facts = replace(facts, takes_instruction=isinstance(pipeline, PairPipeline) and pipeline.takes_instruction)
+    facts = replace(facts, takes_instruction=pipeline.takes_instruction)
     return LocalModel(pipeline, TokenizerCodec(pipeline.tokenizer, spec), engines, facts)
 
 

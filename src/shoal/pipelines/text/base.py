@@ -44,6 +44,9 @@ class BasePipeline(ABC, Generic[Options, Tokenized]):
     read in pieces and estimated in full, since tokenizing it is not a small job.
     """
 
+    takes_instruction = False
+    """Whether a Rerank may have an instruction."""
+
     def __init__(
         self, *, max_tokens: int, frame: int = 0, max_chars: float = math.inf, work: WorkWeight = "usual"
     ) -> None:

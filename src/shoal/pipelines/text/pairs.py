@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from shoal.core.protocols import EngineFacts, Prepared, Tensors
-from shoal.errors import EmptyInput, InvalidValue, ModelFileError, ShoalError, Unsupported
+from shoal.errors import EmptyInput, InvalidValue, ModelFileError, ShoalError
 from shoal.pipelines.scores import score_rows
 from shoal.pipelines.text.apart import ApartTokenizer
 from shoal.pipelines.text.base import BasePipeline, Entry, TextInput
@@ -114,11 +114,10 @@ class PairPipeline(BasePipeline[_ItemOptions, FramedText]):
         return kind(self.tokenizer, template, self.spec.max_tokens, prompt)
 
     def _instruct(self, instruction: str) -> TemplateTokenizer | ApartTokenizer:
-        """Return the tokenizer of the model's template with this instruction. Raises Unsupported if the template has
-        no place for one, InvalidValue for one that it cannot hold."""
+        """Return the tokenizer of the model's template with this instruction. Raises EmptyInput, and InvalidValue for
+        one that it cannot hold."""
         template = self._head.template
-        if template is None or not self.takes_instruction:
-            raise Unsupported("the model has no place for an instruction: omit it", param="instruction")
+        assert template is not None  # the gateway has refused an instruction that has no place in the template
         if not instruction.strip():
             raise EmptyInput("the instruction is empty: omit it for the model's default", param="instruction")
         if len(instruction) > MAX_INSTRUCTION_CHARS:

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.backends.genai import GenaiOptions, start_generator
+from shoal.backends.genai import GenaiOptions, pipeline, start_generator
 from shoal.backends.genai.memory import BLOCK_TOKENS, block_bytes
-from shoal.backends.genai.pipeline import cache_precision, compile_properties, quantization_group
+from shoal.backends.genai.pipeline import cache_precision, choose_precision, compile_properties, quantization_group
+from shoal.errors import ConfigError
 from tests.unit.backends.genai.conftest import EXACT, IR
 
 if find_spec("openvino_genai") is None:
@@ -26,7 +27,7 @@ def openvino() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("options", "precision", "rounded"),
+    ("options", "cached", "rounded"),
     [
         (GenaiOptions(precision="f32"), "float32", False),
         (GenaiOptions(precision="f32", kv_cache_precision="u8"), "uint8_t", False),
@@ -35,19 +36,38 @@ def openvino() -> Any:
         (GenaiOptions(kv_cache_precision="f32", dynamic_quantization="off"), "float32", False),
     ],
 )
+@pytest.mark.parametrize("threads", [1, 2])
 def test_properties_of_the_compiled_model(
-    openvino: Any, options: GenaiOptions, precision: str, rounded: bool | None
+    openvino: Any, options: GenaiOptions, cached: str, rounded: bool | None, threads: int
 ) -> None:
     """The configuration decides, not the file's f16 or the library's default u8."""
     group = quantization_group(openvino, None, options)
-    properties = compile_properties(options, 1, cache_precision(options), group)
+    precision = choose_precision(openvino, options, threads)
+    properties = compile_properties(precision, threads, cache_precision(options), group)
     compiled = openvino.Core().compile_model(str(IR / "openvino_model.xml"), "CPU", properties)
     for name in ("KV_CACHE_PRECISION", "KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION"):
-        assert precision in str(compiled.get_property(name))
+        assert cached in str(compiled.get_property(name))
     assert compiled.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE") == group
     assert rounded is None or bool(group) == rounded
-    if options.precision == "f32":
-        assert "float32" in str(compiled.get_property("INFERENCE_PRECISION_HINT"))
+    computed = {"f32": "float32", "bf16": "bfloat16"}[precision]
+    assert computed in str(compiled.get_property("INFERENCE_PRECISION_HINT"))
+
+
+@pytest.mark.parametrize(
+    ("native", "threads", "cores", "expected"),
+    [(True, 2, 2, "bf16"), (True, 1, 2, "f32"), (True, 2, 1, "f32"), (False, 2, 2, "f32")],
+)
+def test_bf16_needs_a_processor_that_has_it_and_two_threads(
+    openvino: Any, monkeypatch: pytest.MonkeyPatch, native: bool, threads: int, cores: int, expected: str
+) -> None:
+    """With one thread, OpenVINO kills the process on a processor with AMX."""
+    monkeypatch.setattr(pipeline, "has_bf16", lambda _: native)
+    monkeypatch.setattr(pipeline, "cores_in_affinity", lambda: cores)
+    assert choose_precision(openvino, GenaiOptions(), threads) == expected
+    assert choose_precision(openvino, GenaiOptions(precision="f32"), threads) == "f32"
+    if expected == "f32":
+        with pytest.raises(ConfigError, match="needs two threads" if native else "no bf16 arithmetic"):
+            choose_precision(openvino, GenaiOptions(precision="bf16"), threads)
 
 
 def test_what_its_author_wants_of_activations(openvino: Any) -> None:

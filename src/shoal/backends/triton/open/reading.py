@@ -116,7 +116,7 @@ class TextReader:
             default_prompt_name=prompt_spec.default_prompt_name if prompt_spec is not None else None,
             verified=f"{len(PAIRS if self.pairs else TEXTS)} {'pairs' if self.pairs else 'texts'} answered, all finite",
             embedding_tasks=spec.embedding_tasks if isinstance(spec, TextSpec) else (),
-            takes_instruction=isinstance(pipeline, PairPipeline) and pipeline.takes_instruction,
+            takes_instruction=pipeline.takes_instruction,
             details={
                 **describe_limits(target.settings),
                 "model": target.endpoints[0].model,

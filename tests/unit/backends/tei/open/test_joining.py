@@ -161,7 +161,7 @@ class TestFailures:
         runner = await opened(server)
         server.gate.clear()
         with pytest.raises(DeadlineExceeded):
-            await runner.run(Embed(model="m", inputs=["a"]), soon(0.05))
+            await runner.run(Embed(model="m", inputs=["a"]), soon(0.5))  # on a busy machine the call leaves late
         await until(lambda: calls_after_probe(server)[0].aborted)
 
 
