@@ -58,15 +58,32 @@ class PooledWorker(ABC):
         """Return the outputs of one batch, or raise. Runs on the pool's thread."""
 
     def _submit(self, compute: Callable[[], Outputs], done: Callable[[], None]) -> None:
-        """Take the outputs, or the error, from `compute` on the pool's thread."""
-        self._pool.submit(self._work, compute, done)
+        """Take the outputs, or the error, from `compute` on the pool's thread. Raises RuntimeError if none starts."""
+        waiting = [compute]
+        try:
+            self._pool.submit(self._work, waiting, done)
+        except RuntimeError:
+            # The call stays in the pool's queue: unless one of its threads has taken it by now, none may.
+            if not _take(waiting):
+                return
+            raise
 
-    def _work(self, compute: Callable[[], Outputs], done: Callable[[], None]) -> None:
+    def _work(self, waiting: list[Callable[[], Outputs]], done: Callable[[], None]) -> None:
+        compute = _take(waiting)
+        if compute is None:
+            return
         try:
             self._outcome = compute()
         except Exception as error:  # raised again by `result`, on the event loop's side
             self._outcome = error.with_traceback(None)  # its frames would keep the batch's memory
         done()
+
+
+def _take(waiting: list[Callable[[], Outputs]]) -> Callable[[], Outputs] | None:
+    try:
+        return waiting.pop()
+    except IndexError:
+        return None
 
 
 class Slots:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from shoal.backends.local.slots import Outputs, Slots
-from shoal.errors import DeadlineExceeded, EngineFailed, InputRejected, OutOfMemory
+from shoal.backends.local.slots import Outputs, PooledWorker, Slots
+from shoal.core.protocols import Tensors
+from shoal.errors import BackendError, DeadlineExceeded, EngineFailed, InputRejected, OutOfMemory
 from tests.unit.backends.workers import StepWorker
 
 FEEDS = {"x": np.ones((1, 2))}
@@ -178,3 +182,42 @@ def test_a_batch_that_outlives_its_loop_ends_quietly() -> None:
     asyncio.run(abandon())
     worker.finish()
     assert not worker.running
+
+
+class Sum(PooledWorker):
+    """Adds up its input, once `go` is set."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        super().__init__(pool)
+        self.go = threading.Event()
+
+    def abort(self) -> None:
+        raise NotImplementedError
+
+    def _compute(self, feeds: Tensors, outputs: Sequence[str]) -> Outputs:
+        assert self.go.wait(10)
+        return {name: feeds["x"].sum() for name in outputs}
+
+
+async def test_a_thread_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch fails, and is not computed later; its worker is free once, and takes the next batch."""
+    with ThreadPoolExecutor(2) as pool:
+        workers = [Sum(pool), Sum(pool)]
+        slots = Slots(workers)
+        first = begin(slots)
+        await ticks()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fail_to_start)
+            with pytest.raises(BackendError, match="can't start new thread"):
+                await begin(slots)
+        for worker in workers:
+            worker.go.set()
+        assert (await first)["y"] == 2
+        assert (await begin(slots))["y"] == 2
+        async with asyncio.timeout(10):
+            await slots.drain()
+        assert slots.free == slots.count == 2
+
+
+def fail_to_start(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
