@@ -27,7 +27,7 @@ import shoal
 from tests.integration.llm_kit import free_port
 from tests.integration.server_kit import environment
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 
 PATIENCE_S = 120.0
 KEY, ADMIN = "user-key", "admin-key"

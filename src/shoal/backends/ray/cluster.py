@@ -26,7 +26,7 @@ ASK_S = 10.0
 FRONT = "front"
 """Name of the deployment that answers HTTP; no model has it."""
 _ALIVE = ("STARTING", "UPDATING", "RECOVERING", "RUNNING", "PENDING_MIGRATION")
-NO_RAY = "Ray is not installed: pip install 'shoal[ray]'"
+NO_RAY = "Ray is not installed; run in your clone: pip install -e '.[ray]'"
 
 
 class DeploymentId(NamedTuple):
