@@ -21,7 +21,7 @@ import onnxruntime
 from harness import parser, phase, stored, write
 
 from shoal.backends.local.compile import import_openvino
-from shoal.core.threads import usable_cores
+from shoal.machine_limits import usable_cores
 
 METHOD = """
 Raw engines in one process, f32, random token ids without padding, nothing of Shoal between. `built`: the graph that

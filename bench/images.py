@@ -27,7 +27,7 @@ from shoal.bench.load import run_closed_loop
 from shoal.bench.machine import PACKAGES
 from shoal.bench.stats import Record, summarize_latencies
 from shoal.core.protocols import Prepared
-from shoal.core.threads import usable_cores
+from shoal.machine_limits import usable_cores
 from shoal.models.store import Store
 from shoal.pipelines.image import ImagePipeline
 from shoal.pipelines.image.budget import TOTAL, Budget

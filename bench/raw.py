@@ -11,7 +11,7 @@ import numpy as np
 from shoal.backends.local.compile import import_openvino
 from shoal.backends.local.options import plan_threads
 from shoal.backends.local.shapes import length_buckets
-from shoal.core.threads import usable_cores
+from shoal.machine_limits import usable_cores
 from shoal.models.store import StoredModel
 
 SIZES = (4, 8, 16, 32, 64)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from shoal.backends.local.engines import EngineOptions, load_opener
+from shoal.backends.local.torch.engine import _Device
 from shoal.core.protocols import Engine
 from shoal.errors import InputRejected
 from shoal.models.convert.contract import read_contract
@@ -258,3 +259,17 @@ async def test_bge_m3_gives_all_kinds_in_one_call(tmp_path: Path) -> None:
     np.testing.assert_allclose(got["token_weights"], sparse, atol=1e-4)
     multi = tokens @ heads["colbert"][0].numpy().T + heads["colbert"][1].numpy()
     np.testing.assert_allclose(got["multi_vectors"], multi / np.linalg.norm(multi, axis=-1, keepdims=True), atol=1e-4)
+
+
+def test_streams_share_the_threads() -> None:
+    """torch has threads of their own for each thread that calls it."""
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        _Device("cpu", "cpu", slots=2, threads=8, version="").init_thread()
+        assert torch.get_num_threads() == 4
+        _Device("cpu", "cpu", slots=4, threads=2, version="").init_thread()
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

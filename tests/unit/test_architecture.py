@@ -27,6 +27,7 @@ LEAVES = {
     "decoding",
     "durations",
     "errors",
+    "machine_limits",
     "names",
     "parent_process",
     "run_once",
@@ -44,6 +45,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "decoding": set(),
     "durations": {"errors"},
     "errors": set(),
+    "machine_limits": set(),
     "names": set(),
     "parent_process": set(),
     "run_once": set(),
@@ -78,7 +80,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     # `shoal pull` prepares local models; `shoal triton` runs a process, and no engine.
     | {"backends.local.open", "backends.triton.open"}
     # `shoal doctor` reports what the engines would do with this processor and memory.
-    | {"backends.base.available_memory", "backends.local.compile", "backends.local.options"}
+    | {"backends.local.compile", "backends.local.options"}
     | {"backends.triton.server", "backends.triton.run_state", "backends.triton.supervise"}
     # `shoal bench chat --triton` sends load to Triton directly, without an engine.
     | {"backends.triton.client", "backends.triton.response", "kserve"},

@@ -25,8 +25,8 @@ from shoal.core.protocols import ReplicaStatus, Replicated, Statistics
 from shoal.core.recording import RequestLog
 from shoal.core.registry import Registry
 from shoal.core.statistics import Counts
-from shoal.core.threads import usable_cores
 from shoal.errors import ShoalError
+from shoal.machine_limits import usable_cores
 from shoal.models.address import ServedModel
 from shoal.models.progress import Progress
 from shoal.models.sources.pins import DEFAULT_MODEL

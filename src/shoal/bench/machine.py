@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.core.threads import cores_in_affinity
+from shoal.machine_limits import cores_in_affinity
 
 PACKAGES = ("shoal", "openvino", "onnxruntime", "tokenizers", "numpy", "uvicorn", "uvloop", "starlette", "orjson")
 ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")

@@ -52,12 +52,12 @@ def check_engines(_: LoadedConfig) -> Iterator[Finding]:
             "engines",
             "warn",
             "none installed: models run only on other servers",
-            "pip install 'shoal[local,llm]' to run models here",
+            "run in your clone: pip install -e '.[local,llm]', to run models here",
         )
 
 
 def check_processor(_: LoadedConfig) -> Iterator[Finding]:
-    from shoal.core.threads import usable_cores
+    from shoal.machine_limits import usable_cores
 
     cores = usable_cores()
     limited = f" of {os.cpu_count()} (affinity or cgroup)" if cores < (os.cpu_count() or cores) else ""
@@ -96,15 +96,11 @@ def _check_precision() -> Finding:
 
 
 def check_memory(_: LoadedConfig) -> Iterator[Finding]:
-    from shoal.backends.base.available_memory import available_bytes
+    from shoal.machine_limits import available_bytes, memory_limit
 
-    free = available_bytes()
-    limit = Path("/sys/fs/cgroup/memory.max")
-    capped = limit.read_text().strip() if limit.is_file() else "max"
-    found = f"{size_text(free)} available, " + (
-        f"cgroup limit {size_text(int(capped))}" if capped.isdigit() else "no limit"
-    )
-    if 0 < free < LOW_MEMORY:
+    free, limit = available_bytes(), memory_limit()
+    found = f"{size_text(free)} available, " + ("no limit" if limit is None else f"cgroup limit {size_text(limit)}")
+    if free < LOW_MEMORY and (free or limit is not None):
         yield Finding(
             "memory", "warn", found, "raise the limit, or serve small models: the default one needs about 1 GB"
         )
@@ -135,7 +131,9 @@ def check_gpu(_: LoadedConfig) -> Iterator[Finding]:
 def _judge_gpu(listed: str) -> Finding:
     torch = _version("torch")
     if not torch:
-        return Finding("gpu", "warn", f"{listed}; unused", "pip install 'shoal[torch]', then --engine torch")
+        return Finding(
+            "gpu", "warn", f"{listed}; unused", "run in your clone: pip install -e '.[torch]', then --engine torch"
+        )
     if "+cpu" in torch:
         return Finding("gpu", "warn", f"{listed}; torch {torch} cannot use it", "install torch with CUDA")
     return Finding("gpu", "ok", f"{listed}; used with --engine torch")

@@ -96,7 +96,7 @@ def serve(
 
 def _count_workers(setting: int) -> int:
     """Return the number of front processes; 1 means none beside the process that has the models."""
-    from shoal.core.threads import usable_cores
+    from shoal.machine_limits import usable_cores
 
     return setting or max(1, usable_cores() // CORES_PER_FRONT)
 

@@ -1,14 +1,11 @@
-"""Small thread pools for CPU work that must not block the event loop, and the number of usable cores."""
+"""Small thread pools for CPU work that must not block the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
 from shoal.errors import Unavailable
@@ -40,25 +37,3 @@ def _no_thread_message(error: RuntimeError) -> str:
     if threading.main_thread().is_alive():
         return f"cannot start a thread ({error}): try again later"
     return "Python starts no threads after the main thread ends: let the main thread wait for the others (Thread.join)"
-
-
-def usable_cores() -> int:
-    """Return the cores that this process may use: its CPU affinity, limited by the cgroup's quota."""
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    return cores_within(cores_in_affinity(), quota.read_text() if quota.is_file() else "max")
-
-
-def cores_in_affinity() -> int:
-    """Return the cores on which the system may run this process."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        return os.cpu_count() or 1
-
-
-def cores_within(affinity: int, cpu_max: str) -> int:
-    """Return the cores under a quota in the format of cgroup v2's `cpu.max`: "max" or "<quota us> <period us>"."""
-    quota, _, period = cpu_max.strip().partition(" ")
-    if quota == "max":
-        return affinity
-    return max(1, min(affinity, math.ceil(int(quota) / int(period or 100_000))))

@@ -22,8 +22,8 @@ from shoal.bulk.tasks import CALLS, describe_model, plan_task
 from shoal.bulk.worker_pool import WorkerDied, WorkerPool
 from shoal.config import LoadedConfig
 from shoal.core.packed_error import PackedError
-from shoal.core.threads import usable_cores
 from shoal.errors import ConfigError, InternalError, SetupError, ShoalError
+from shoal.machine_limits import usable_cores
 from shoal.python.background import check_loaded, max_items
 from shoal.ray.replica import configure
 from shoal.server.memory_allocation import keep_freed_memory

@@ -75,7 +75,7 @@ def test_limits_below_need_are_warnings(monkeypatch: pytest.MonkeyPatch) -> None
     """They name the setting of the system that raises them."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
     assert "LimitNOFILE" in find(machine.check_descriptors).advice
-    monkeypatch.setattr("shoal.backends.base.available_memory.available_bytes", lambda: 10**9)
+    monkeypatch.setattr("shoal.machine_limits.available_bytes", lambda: 10**9)
     assert find(machine.check_memory).state == "warn"
     monkeypatch.setattr(machine, "LOW_DISK", 1 << 80)
     assert "shoal rm" in find(machine.check_disk).advice

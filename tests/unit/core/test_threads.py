@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from shoal.core.threads import Threads, cores_within, usable_cores
+from shoal.core.threads import Threads
 from shoal.errors import Unavailable
 from tests.unit.core.conftest import gathered, until
 
@@ -49,17 +49,3 @@ async def test_none_are_lent_once_the_main_thread_has_ended(monkeypatch: pytest.
     monkeypatch.setattr(threading, "main_thread", lambda: ended)
     with pytest.raises(Unavailable, match="after the main thread ends"):
         await threads.run(lambda: 1)
-
-
-@pytest.mark.parametrize(
-    ("affinity", "cpu_max", "cores"),
-    [(8, "max", 8), (8, "max 100000\n", 8), (8, "150000 100000\n", 2), (8, "50000 100000", 1), (2, "800000 100000", 2)],
-)
-def test_a_quota_narrows_the_affinity(affinity: int, cpu_max: str, cores: int) -> None:
-    """Half a core counts as one, one and a half as two, and a quota never adds cores."""
-    assert cores_within(affinity, cpu_max) == cores
-
-
-def test_usable_cores_is_at_least_one() -> None:
-    """There is at least one usable core on any machine."""
-    assert usable_cores() >= 1

@@ -10,14 +10,13 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from shoal.backends.base.available_memory import available_bytes
 from shoal.backends.genai import memory
 from shoal.backends.genai.grammar import GuideCompiler, clean_message
 from shoal.backends.genai.messages import GenaiOptions, Opened
 from shoal.backends.local.compile import has_bf16, import_openvino
 from shoal.backends.local.errors import engine_error
-from shoal.core.threads import cores_in_affinity, usable_cores
 from shoal.errors import ConfigError, MissingExtra, ModelFileError, OutOfMemory
+from shoal.machine_limits import available_bytes, usable_cores
 
 GRAPH = "openvino_model.xml"
 GIB = 2**30
@@ -124,12 +123,20 @@ def choose_precision(openvino: Any, options: GenaiOptions, threads: int) -> Lite
     and with one thread the process dies of a division by zero.
     """
     native = has_bf16(openvino.Core())
-    alone = min(threads, cores_in_affinity()) < 2
+    alone = count_threads(openvino, threads) < 2
     if options.precision == "bf16" and not native:
         raise ConfigError("this processor has no bf16 arithmetic; use precision f32 or auto", param="precision")
     if options.precision == "bf16" and alone:
-        raise ConfigError("bf16 needs two threads; use precision f32 or auto, or more threads", param="precision")
+        raise ConfigError("bf16 needs two threads and cores; use precision f32 or auto", param="precision")
     return "f32" if options.precision == "f32" or alone or not native else "bf16"
+
+
+def count_threads(openvino: Any, threads: int) -> int:
+    """Return how many of `threads` the library uses: at most one for each physical core that is there."""
+    parameter = openvino.op.Parameter(openvino.Type.f32, openvino.PartialShape([-1]))
+    model = openvino.Model([openvino.op.Result(parameter.output(0))], [parameter], "threads")
+    compiled = openvino.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": threads})
+    return int(compiled.get_property("INFERENCE_NUM_THREADS"))
 
 
 def compile_properties(precision: str, threads: int, kv_precision: str, group: int) -> dict[str, Any]:

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from shoal.backends.base.available_memory import available_bytes
 from shoal.backends.local.errors import shorten_message
 from shoal.backends.local.options import EngineOptions, cpu_instructions, plan_threads
 from shoal.backends.local.precision import PrecisionCheck, compare, limit_samples, to_comparable_rows
 from shoal.backends.local.tensor_inputs import Port, check_inputs
 from shoal.core.protocols import Tensors
-from shoal.core.threads import usable_cores
 from shoal.errors import ConfigError, MissingExtra, ModelFileError
+from shoal.machine_limits import available_bytes, usable_cores
 from shoal.run_once import once
 from shoal.types import Array, compute_digest
 

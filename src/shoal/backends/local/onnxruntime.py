@@ -24,8 +24,8 @@ from shoal.backends.local.shapes import WarmUp, is_probe, length_buckets, shapes
 from shoal.backends.local.slots import Outputs, PooledWorker, Slots
 from shoal.backends.local.tensor_inputs import Port
 from shoal.core.protocols import EngineFacts, Tensors
-from shoal.core.threads import usable_cores
 from shoal.errors import ConfigError, MissingExtra, ModelFileError
+from shoal.machine_limits import usable_cores
 
 SLOTS = 2
 """All slots share one device or one set of threads. A second keeps it busy while results are returned or copied; a

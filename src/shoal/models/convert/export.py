@@ -30,6 +30,7 @@ import msgspec
 
 from shoal.decoding import json_decoder
 from shoal.errors import MissingExtra, ModelFileError, ShoalError, VerificationFailed
+from shoal.machine_limits import memory_limit
 from shoal.models.progress import Stop
 
 PACKAGES = ("torch", "transformers", "onnxscript", "onnx", "safetensors")
@@ -218,8 +219,10 @@ def read_memory(pid: int) -> int:
 
 
 def _three_quarters() -> int:
-    """Three quarters of the machine's memory, in MiB."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4 >> 20
+    """Three quarters of the memory that this process may have, in MiB."""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = memory_limit()
+    return (whole if limit is None else min(whole, limit)) * 3 // 4 >> 20
 
 
 def _error(line: Line[Result], file: str) -> ShoalError:

@@ -206,3 +206,10 @@ def test_memory_of_a_process() -> None:
     """Known for this process, 0 for a missing one."""
     assert read_memory(os.getpid()) > 1 << 20
     assert read_memory(2**22 + 1) == 0
+
+
+def test_a_container_s_limit_narrows_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel would end the server with the export."""
+    whole = module._three_quarters()
+    monkeypatch.setattr(module, "memory_limit", lambda: 256 << 20)
+    assert module._three_quarters() == 192 < whole

@@ -24,8 +24,8 @@ from shoal.backends.local.torch.graphs import Graphs
 from shoal.backends.local.torch.network import Network, published_precision
 from shoal.backends.local.torch.workers import CpuWorker, Gpu, GpuWorker
 from shoal.core.protocols import EngineFacts, Tensors
-from shoal.core.threads import usable_cores
 from shoal.errors import ConfigError, MissingExtra
+from shoal.machine_limits import usable_cores
 from shoal.specs import TextSpec
 from shoal.types import Array, compute_digest
 
@@ -146,7 +146,7 @@ class _Device:
         import torch
 
         if not self.cuda:
-            torch.set_num_threads(self.threads)
+            torch.set_num_threads(max(1, self.threads // self.slots))
 
     def check_alive(self) -> None:
         """Raise BackendError if the device no longer works, as happens to a GPU after some errors."""
