@@ -153,7 +153,8 @@ def check_descriptors(_: LoadedConfig) -> Iterator[Finding]:
 
 def check_disk(loaded: LoadedConfig) -> Iterator[Finding]:
     home = Path(loaded.settings.home).expanduser().absolute()
-    existing = next(place for place in (home, *home.parents) if place.exists())
+    # Path.exists() may raise PermissionError in a folder that this user cannot enter.
+    existing = next(place for place in (home, *home.parents) if os.path.exists(place))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         advice = "set `home` (SHOAL_HOME) to a folder that this user can write"
         yield Finding("disk", "fail", f"{home} cannot be written", advice)

@@ -6,10 +6,10 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -23,7 +23,9 @@ from shoal.cli.progress import Waiting
 from shoal.config.check import find_problems
 from shoal.errors import ConfigError
 
-CHECKS = {
+Check: TypeAlias = "Callable[[config.LoadedConfig], Iterator[Finding]]"
+
+CHECKS: dict[str, Check] = {
     "python": machine.check_python,
     "engines": machine.check_engines,
     "processor": machine.check_processor,
@@ -66,8 +68,17 @@ def _examine(addresses: list[str] | None, file: Path | None, preset: str | None)
     loaded = _load_what_is_valid(flags, place)
     for name, check in CHECKS.items():
         with Waiting(f"checking {name}"):  # servers that do not answer take seconds
-            found = [*check(loaded)]
+            found = [*_run_check(name, check, loaded)]
         yield from found
+
+
+def _run_check(name: str, check: Check, loaded: config.LoadedConfig) -> Iterator[Finding]:
+    """Run one check. Whatever it raises is a finding, so that it does not hide those of the other checks."""
+    try:
+        yield from check(loaded)
+    except Exception as error:
+        text = f"cannot be checked: {type(error).__name__}: {error}"
+        yield Finding(name, "fail", text, "correct what this names; otherwise report it as a bug in Shoal")
 
 
 def _check_settings(flags: Mapping[str, Any], place: Path | None) -> Iterator[Finding]:

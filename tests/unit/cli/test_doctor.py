@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
 import socket
 from collections.abc import Callable, Iterator
 from http.server import HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -18,6 +21,7 @@ from shoal.cli import _machine_checks as machine
 from shoal.cli import _network_checks as network
 from shoal.cli import app
 from shoal.cli._finding import Finding
+from shoal.cli.doctor import CHECKS
 from shoal.config import LoadedConfig
 from shoal.errors import TransportFailed
 from shoal.models.address import Address, ServedModel
@@ -87,6 +91,25 @@ def test_a_home_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
     finding = find(machine.check_disk, load(HOME=str(tmp_path / "file" / "home")))
     assert finding.state == "fail"
     assert "SHOAL_HOME" in finding.advice
+
+
+def test_a_home_in_a_folder_that_cannot_be_entered_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names inside it cannot even be looked up."""
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    stat = os.stat
+
+    def refuse(place: str | Path, **options: Any) -> os.stat_result:
+        if closed in Path(place).parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+        return stat(place, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(os, "access", lambda place, mode: Path(place) != closed)
+    finding = find(machine.check_disk, load(HOME=str(closed / "shoal" / "home")))
+    assert (finding.state, finding.text.endswith("cannot be written")) == ("fail", True)
 
 
 @pytest.mark.parametrize(
@@ -235,3 +258,22 @@ def test_json_has_every_check_and_the_exit_code(tmp_path: Path, monkeypatch: pyt
     result = CliRunner().invoke(app, ["doctor", "fake:", "--json"], env=environ)
     assert result.exit_code == 1
     assert json.loads(result.stdout)["checks"][0]["advice"] == "did you mean port?"
+
+
+def test_a_check_that_raises_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its earlier findings and the other checks stay in the report."""
+
+    def broken(_: LoadedConfig) -> Iterator[Finding]:
+        yield Finding("gpu", "ok", "one")
+        raise ValueError("odd driver")
+
+    monkeypatch.setitem(CHECKS, "gpu", broken)
+    environ = {"SHOAL_OFFLINE": "1", "SHOAL_PORT": "0"}
+    result = CliRunner().invoke(app, ["doctor", "fake:", "--json"], env=environ)
+    assert result.exit_code == 1
+    checks = json.loads(result.stdout)["checks"]
+    assert [(each["state"], each["text"]) for each in checks if each["name"] == "gpu"] == [
+        ("ok", "one"),
+        ("fail", "cannot be checked: ValueError: odd driver"),
+    ]
+    assert [each["name"] for each in checks][-2:] == ["hub", "backend"]
