@@ -19,24 +19,33 @@ _NEXT = "start that server, or correct the address"
 
 def check_ports(loaded: LoadedConfig) -> Iterator[Finding]:
     settings = loaded.settings
+    models = ""
     if settings.port:
-        yield _check_port("port", settings, settings.port)
+        error = _try_to_bind(settings.host, settings.port, "--port")
+        models = _describe_running(settings) if error else ""
+        yield _judge_port("port", settings, settings.port, error, models and f"used by a Shoal server with {models}")
     if settings.grpc_port:
-        yield _check_port("grpc port", settings, settings.grpc_port)
+        error = _try_to_bind(settings.host, settings.grpc_port, "--grpc-port")
+        yield _judge_port("grpc port", settings, settings.grpc_port, error, models and "probably used by that server")
 
 
-def _check_port(name: str, settings: Settings, port: int) -> Finding:
+def _try_to_bind(host: str, port: int, flag: str) -> SetupError | None:
     from shoal.server import bind
 
     try:
-        for each in bind(settings.host, port):
+        for each in bind(host, port, flag):
             each.close()
     except SetupError as error:
-        if name == "port" and (models := _describe_running(settings)):
-            return Finding(name, "ok", f"{port} on {settings.host} is used by a Shoal server with {models}")
+        return error
+    return None
+
+
+def _judge_port(name: str, settings: Settings, port: int, error: SetupError | None, used: str) -> Finding:
+    """`used`: how a running Shoal server uses the port; "" if there is none."""
+    if error and not used:
         text, _, advice = error.message.partition(": ")
         return Finding(name, "fail", text, advice)
-    return Finding(name, "ok", f"{port} on {settings.host} is free")
+    return Finding(name, "ok", f"{port} on {settings.host} is {used if error else 'free'}")
 
 
 def _describe_running(settings: Settings) -> str:

@@ -72,8 +72,9 @@ class OtherServer(Protocol):
     async def stop(self, timeout_s: float) -> None: ...
 
 
-def bind(host: str, port: int) -> list[socket.socket]:
-    """Listen on every address of `host`. Raises SetupError with advice if an address cannot be used.
+def bind(host: str, port: int, flag: str = "--port") -> list[socket.socket]:
+    """Listen on every address of `host`. Raises SetupError with advice if an address cannot be used; `flag` sets the
+    port.
 
     Call it before models load, so that a conflict shows at once; early clients wait in the backlog.
     """
@@ -92,7 +93,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
         except OSError as error:
             for one in sockets:
                 one.close()
-            raise SetupError(_describe_bind_error(error, host, port)) from None
+            raise SetupError(_describe_bind_error(error, host, port, flag)) from None
     return sockets
 
 
@@ -117,11 +118,11 @@ def _listen(family: int, address: tuple[Any, ...], *, shared: bool = False) -> s
     return listener
 
 
-def _describe_bind_error(error: OSError, host: str, port: int) -> str:
+def _describe_bind_error(error: OSError, host: str, port: int, flag: str = "--port") -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use: choose another with --port, or stop the program that uses it"
+        return f"port {port} on {host} is in use: choose another with {flag}, or stop the program that uses it"
     if error.errno == errno.EACCES:
-        return f"port {port} requires more privileges than this user has: choose a port above 1023 with --port"
+        return f"port {port} requires more privileges than this user has: choose a port above 1023 with {flag}"
     if error.errno == errno.EADDRNOTAVAIL:
         return f"host {host} is not an address of this machine: set --host to one that is, or to 0.0.0.0 for all"
     return f"cannot listen on {host} port {port}: {error.strerror}"

@@ -165,6 +165,17 @@ def test_a_free_port_a_shoal_server_and_another_program(server: int) -> None:
     assert [each.name for each in network.check_ports(load(PORT="0", GRPC_PORT=str(port)))] == ["grpc port"]
 
 
+def test_an_occupied_grpc_port(server: int) -> None:
+    """A Shoal server at the HTTP port probably uses it; otherwise another program does."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        _, running = network.check_ports(load(PORT=str(server), GRPC_PORT=str(port)))
+        (alone,) = network.check_ports(load(PORT="0", GRPC_PORT=str(port)))
+    assert (running.state, running.text) == ("ok", f"{port} on 127.0.0.1 is probably used by that server")
+    assert alone.state == "fail"
+    assert "choose another with --grpc-port" in alone.advice
+
+
 def test_the_hub_is_asked_unless_offline(server: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any answer is one; without it, stored models still load."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server}")
