@@ -485,11 +485,16 @@ async def test_cors_for_a_listed_origin() -> None:
     assert preflight.headers["access-control-allow-methods"] == "POST"
     allowed = preflight.headers["access-control-allow-headers"].split(", ")
     assert {"authorization", "content-type", "x-stainless-lang", "x-stainless-retry-count"} <= set(allowed)
+    # What Anthropic's client library sends in a browser.
+    assert {"anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"} <= set(allowed)
     refused = await server.call("POST", "/v1/embeddings", ASK, headers={"origin": ORIGIN})
     assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, ORIGIN)
     headers = {"origin": ORIGIN, "authorization": "Bearer k"}
     answer = await server.call("POST", "/v1/embeddings", ASK, headers=headers)
-    assert "x-shoal-space" in answer.headers["access-control-expose-headers"]
+    exposed = set(answer.headers["access-control-expose-headers"].split(", "))
+    assert {"retry-after", "x-request-id", "x-should-retry", "inference-header-content-length"} <= exposed
+    documented = {name for route in server.app.routes.all for name in route.operation.headers}
+    assert documented - exposed == set()
     assert answer.headers["vary"] == "origin"
 
 

@@ -10,10 +10,14 @@ _STAINLESS = "arch async helper-method lang os package-version poll-helper read-
 _ALLOWED_HEADERS = ", ".join(
     [
         "accept",
+        "anthropic-beta",
+        "anthropic-dangerous-direct-browser-access",
+        "anthropic-version",
         "api-key",
         "authorization",
         "content-type",
         "idempotency-key",
+        "inference-header-content-length",
         "openai-beta",
         "openai-organization",
         "openai-project",
@@ -26,10 +30,38 @@ _ALLOWED_HEADERS = ", ".join(
         *(f"x-stainless-{name}" for name in _STAINLESS.split()),
     ]
 ).encode()
-_EXPOSED_HEADERS = (
-    b"retry-after, server-timing, x-request-id, x-shoal-backend, x-shoal-batch-id, x-shoal-batch-size, "
-    b"x-shoal-batches, x-shoal-flush, x-shoal-queue-ms, x-shoal-space, x-shoal-token-ids, x-shoal-truncated"
-)
+_EXPOSED_HEADERS = ", ".join(
+    [
+        "inference-header-content-length",
+        "request-id",
+        "retry-after",
+        "server-timing",
+        "x-compute-characters",
+        "x-compute-time",
+        "x-compute-tokens",
+        "x-compute-type",
+        "x-inference-time",
+        "x-queue-time",
+        "x-request-id",
+        "x-shoal-backend",
+        "x-shoal-batch-id",
+        "x-shoal-batch-size",
+        "x-shoal-batches",
+        "x-shoal-cached",
+        "x-shoal-dtype",
+        "x-shoal-flush",
+        "x-shoal-ignored",
+        "x-shoal-prompt-cut",
+        "x-shoal-queue-ms",
+        "x-shoal-shape",
+        "x-shoal-space",
+        "x-shoal-token-ids",
+        "x-shoal-truncated",
+        "x-should-retry",
+        "x-tokenization-time",
+        "x-total-time",
+    ]
+).encode()
 _MAX_AGE = (b"access-control-max-age", b"600")
 _VARY = (b"vary", b"origin")
 
