@@ -27,7 +27,7 @@ import msgspec
 from shoal.batches.lines import recover_ids
 from shoal.batches.objects import Batch, StoredFile
 from shoal.decoding import json_decoder
-from shoal.downloads.disk import try_lock
+from shoal.downloads.disk import link_or_copy, try_lock
 from shoal.errors import BodyTooLarge, Unavailable
 
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
@@ -172,10 +172,7 @@ class Store:
         with source.open("rb") as file:
             os.fsync(file.fileno())
         folder = self.new_folder()
-        try:
-            os.link(source, folder / "content")
-        except OSError:  # a file system without links
-            shutil.copyfile(source, folder / "content")
+        link_or_copy(source, folder / "content")
         created = self.next_ns()
         stored = StoredFile(
             id=file_id,

@@ -1,4 +1,4 @@
-"""File locks, and file-system errors as messages that name the next step."""
+"""File locks, hard links, and file-system errors as messages that name the next step."""
 
 from __future__ import annotations
 
@@ -42,6 +42,15 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+
+
+def link_or_copy(source: Path | str, target: Path | str) -> None:
+    """Hard-link a file that is never written again, or copy it where links are refused: another disk, a file system
+    without them, or a file owned by another user."""
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def try_lock(lock: int) -> bool:

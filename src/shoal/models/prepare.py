@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 
+from shoal.downloads.disk import link_or_copy
 from shoal.errors import AddressError, ModelFileError, SourceError
 from shoal.models.address import Address, parse_source
 from shoal.models.convert import as_published
@@ -151,14 +150,16 @@ def _reuse_source(store: Store, address: Address, into: Path) -> FetchedModel | 
     stored = store.find(address, [])
     if stored is None or not (stored.path / SOURCE).is_dir():
         return None
-    # Files of an entry are never modified, so the next entry may share them.
-    shutil.copytree(stored.path / SOURCE, into, copy_function=os.link)
     prefix = f"{SOURCE}/"
     hashes = {
         name.removeprefix(prefix): facts.sha256
         for name, facts in stored.manifest.files.items()
         if name.startswith(prefix)
     }
+    for name in hashes:
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        # Files of an entry are never modified, so the next entry may share them.
+        link_or_copy(stored.path / SOURCE / name, into / name)
     return FetchedModel(into, parse_source(stored.manifest.source), hashes, stored.manifest.weights)
 
 

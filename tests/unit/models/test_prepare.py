@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 TINY = parse_address("org/tiny")
 
 
+def refuse_links(*_: object, **__: object) -> None:
+    """As file systems without hard links do."""
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+
 @pytest.fixture
 def local(model_folder: Path) -> Address:
     return parse_address(f"file:{model_folder}")
@@ -120,17 +125,36 @@ def test_damage_is_reported_once(
     assert caplog.records == []
 
 
+@pytest.mark.parametrize("links", [True, False])
 def test_a_newer_converter_needs_no_network(
-    hub: Hub, store: Store, conversions: list[Path], monkeypatch: pytest.MonkeyPatch
+    links: bool, hub: Hub, store: Store, conversions: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Output of an older converter is converted again from the stored source files."""
+    """Output of an older converter is converted again from the stored source files, linked or copied."""
     prepare(TINY, store=store, access=Access(hub=hub.url))
+    if not links:
+        monkeypatch.setattr(os, "link", refuse_links)
     monkeypatch.setattr(preparing, "CONVERTER", 99)
     stored = prepare(TINY, store=store, access=Access(offline=True))
     assert stored.manifest.converter == 99
     assert stored.manifest.source.startswith("hf:org/tiny@4c2a")
     assert check_files(stored.path, stored.manifest, full=True) == []
     assert store.entries() == [stored]
+
+
+def test_a_full_disk_during_the_copy(
+    hub: Hub, store: Store, conversions: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without hard links, the stored source files need their space twice for a while."""
+
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    prepare(TINY, store=store, access=Access(hub=hub.url))
+    monkeypatch.setattr(preparing, "CONVERTER", 99)
+    monkeypatch.setattr(os, "link", refuse_links)
+    monkeypatch.setattr("shutil.copyfile", fill)
+    with pytest.raises(SourceError, match="disk is full"):
+        prepare(TINY, store=store, access=Access(offline=True))
 
 
 def test_a_folder_is_converted_once_for_its_content(local: Address, store: Store, conversions: list[Path]) -> None:

@@ -7,7 +7,6 @@ for its result.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -18,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from shoal.downloads.disk import link_or_copy
 from shoal.errors import ModelFileError, ShoalError, VerificationFailed
 from shoal.models.convert.contract import Contract, read_contract
 from shoal.models.convert.contract.classifier import tells_segments
@@ -133,15 +133,7 @@ def _copy_model_files(folder: Path, into: Path) -> None:
         if not is_graph(name):
             target = into / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            _copy(folder / name, target)
-
-
-def _copy(path: Path, target: Path) -> None:
-    """Hard-link the file where the disk allows it: neither name is ever written again."""
-    try:
-        os.link(path.resolve(), target)
-    except OSError:
-        shutil.copyfile(path, target)
+            link_or_copy(folder / name, target)
 
 
 def _load(folder: Path, kind: Kind) -> tuple[Any, tuple[str, ...]]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from shoal.downloads.disk import check_plain
+from shoal.downloads.disk import check_plain, link_or_copy
 from shoal.errors import NotAtSource, SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import sha256
@@ -108,13 +107,10 @@ def _check(address: Address, folder: Path, name: str) -> None:
 
 
 def _take(path: Path, target: Path) -> None:
-    """Hard-link the file, or copy it where the disk does not allow links. Raises SourceError."""
+    """Link or copy the file. Raises SourceError."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(path.resolve(), target)
-        except OSError:  # another disk, or a file owned by another user
-            shutil.copyfile(path, target)
+        link_or_copy(path, target)
     except OSError as error:
         raise disk_error(error, str(target.parent)) from error
 
