@@ -74,7 +74,7 @@ class OtherServer(Protocol):
 
 def bind(host: str, port: int, flag: str = "--port") -> list[socket.socket]:
     """Listen on every address of `host`. Raises SetupError with advice if an address cannot be used; `flag` sets the
-    port.
+    port. Addresses that this machine does not have are skipped if there are others.
 
     Call it before models load, so that a conflict shows at once; early clients wait in the backlog.
     """
@@ -85,15 +85,22 @@ def bind(host: str, port: int, flag: str = "--port") -> list[socket.socket]:
             f"cannot resolve host {host!r} ({error.strerror}): set --host to an address of this machine"
         ) from None
     sockets: list[socket.socket] = []
+    missing: OSError | None = None
     for family, _, _, _, address in dict.fromkeys(found):
         # Port 0: the system picks a port for the first address, and the others use the same one.
         chosen = sockets[0].getsockname()[1] if sockets else port
         try:
             sockets.append(_listen(family, (address[0], chosen, *address[2:])))
         except OSError as error:
+            # /etc/hosts often lists ::1 for localhost where IPv6 is disabled.
+            if error.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
+                missing = error
+                continue
             for one in sockets:
                 one.close()
             raise SetupError(_describe_bind_error(error, host, port, flag)) from None
+    if missing and not sockets:
+        raise SetupError(_describe_bind_error(missing, host, port, flag))
     return sockets
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -102,6 +104,30 @@ class TestBind:
         """An empty label is never a host, so nothing is resolved."""
         with pytest.raises(SetupError, match="cannot resolve host"):
             bind("256.0.0.1.", 0)
+
+    @pytest.mark.parametrize("code", [errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT])
+    def test_missing_addresses_of_a_name_are_skipped(self, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """/etc/hosts may list ::1 where IPv6 is disabled. An address in use is an error all the same."""
+        stream = (socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+        found = [(socket.AF_INET6, *stream, ("::1", 0, 0, 0)), (socket.AF_INET, *stream, ("127.0.0.1", 0))]
+        listen = shoal.server._listen
+
+        def refuse(family: int, address: tuple[Any, ...], *, shared: bool = False) -> socket.socket:
+            if family == socket.AF_INET6:
+                raise OSError(code, os.strerror(code))
+            return listen(family, address, shared=shared)
+
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        monkeypatch.setattr(shoal.server, "_listen", refuse)
+        (bound,) = bind("localhost", 0)
+        with bound:
+            port = bound.getsockname()[1]
+            assert bound.family == socket.AF_INET
+            with pytest.raises(SetupError, match="is in use"):
+                bind("localhost", port)
+        del found[1]
+        with pytest.raises(SetupError, match="localhost"):
+            bind("localhost", 0)
 
     def test_all_addresses_of_a_name_share_the_port(self) -> None:
         """localhost is 127.0.0.1 and, where there is IPv6, ::1."""
