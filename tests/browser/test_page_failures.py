@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Route, expect
@@ -50,7 +51,7 @@ def test_without_an_admin_key_models_are_only_listed(locked_server: str, visitor
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url.removeprefix(locked_server)))
     page.get_by_role("link", name="Models").click()
-    expect(page.get_by_text("You cannot change models here")).to_be_visible()
+    expect(page.get_by_text("You cannot change models here")).to_contain_text("use an admin key")
     expect(page.locator(".models > li").first).to_contain_text("ready")
     expect(page.get_by_role("button", name="Unload")).to_have_count(0)
     expect(page.get_by_label("Pull a model")).to_have_count(0)
@@ -59,6 +60,36 @@ def test_without_an_admin_key_models_are_only_listed(locked_server: str, visitor
     assert asked.count("/jobs") == 1  # the browser logs each refusal as an error
     page.get_by_role("link", name="Live").click()
     expect(page.locator(".facts-table tbody tr")).to_have_count(1)
+
+
+def test_the_reason_of_a_refusal_is_shown(server: str, visitor: Visitor) -> None:
+    """The server's own words are shown, in the form of every dialect; the status only if there are none."""
+    page = visitor(server, tolerated="400").open("/#rerank")
+    page.get_by_label("Query").fill("")
+    alert = page.get_by_role("alert")
+    rerank = page.get_by_role("button", name="Rerank", exact=True)
+    rerank.click()
+    expect(alert).to_contain_text("'query' is empty")
+    reply: dict[str, Any] = {}
+    page.route("**/v1/rerank", lambda route: route.fulfill(status=400, **reply))
+    for fields, reason in REFUSALS:
+        reply.clear()
+        reply.update(fields)
+        rerank.click()
+        expect(alert).to_have_text(reason)
+
+
+REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"json": {"error": {"message": "one"}}}, "one"),
+    ({"json": {"detail": []}}, "HTTP 400"),
+    ({"json": {"error": "two"}}, "two"),
+    ({"body": "null", "content_type": "application/json"}, "HTTP 400"),
+    ({"json": {"detail": [{"loc": ["body"], "msg": "three"}]}}, "three"),
+    ({"body": "", "content_type": "text/plain"}, "HTTP 400"),
+    ({"json": {"message": "four"}}, "four"),
+    ({"body": "<p>", "content_type": "text/html"}, "HTTP 400"),
+    ({"body": "five", "content_type": "text/plain"}, "five"),
+]
 
 
 def test_the_page_outlives_its_server(visitor: Visitor, tmp_path: Path) -> None:

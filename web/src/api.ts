@@ -79,11 +79,33 @@ export async function call(path: string, init: RequestInit = {}): Promise<Respon
     throw new ApiError(0, UNREACHABLE);
   }
   if (response.ok) return response;
-  throw new ApiError(response.status, errorMessage(await response.json().catch(() => null)) ?? `HTTP ${response.status}`);
+  throw new ApiError(response.status, (await readReason(response)) || `HTTP ${response.status}`);
 }
 
+async function readReason(response: Response): Promise<string | undefined> {
+  try {
+    const isText = response.headers.get("content-type")?.startsWith("text/plain");
+    return isText ? (await response.text()).trim() : errorMessage(await response.json());
+  } catch {
+    return undefined; // not JSON, or cut short
+  }
+}
+
+interface ErrorBody {
+  error?: string | { message?: string } | null;
+  detail?: string | { msg?: string }[] | null;
+  message?: string;
+}
+
+/** Return the reason in the body of an error. The page calls routes of several dialects, each with its own form. */
 export function errorMessage(body: unknown): string | undefined {
-  return (body as { error?: { message?: string } } | null)?.error?.message;
+  const { error, detail, message } = (body ?? {}) as ErrorBody;
+  const reasons = [
+    typeof error === "string" ? error : error?.message,
+    Array.isArray(detail) ? detail[0]?.msg : detail,
+    message,
+  ];
+  return reasons.find((each): each is string => typeof each === "string" && each !== "");
 }
 
 export function post(path: string, body: unknown, signal?: AbortSignal): Promise<Response> {
