@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from io import BytesIO
 from typing import Any
 
 import pytest
+from PIL import Image
 from playwright.sync_api import FilePayload, Page, expect
 
 from tests.browser.conftest import Visitor, serve
@@ -317,6 +319,19 @@ def test_a_picture_reaches_a_model_that_sees(page: Page) -> None:
     [message] = sent["messages"]
     assert [part["type"] for part in message["content"]] == ["text", "image_url"]
     assert message["content"][1]["image_url"]["url"].startswith("data:image/png;base64,")
+
+
+def test_a_scaled_picture_has_a_white_background(page: Page) -> None:
+    """A transparent picture that the page sends as JPEG is white where it was clear, as on the server."""
+    data = BytesIO()
+    Image.new("RGBA", (300, 300)).save(data, "PNG", compress_level=0)  # too large to be sent as it is
+    page.get_by_label("Model").select_option("sees")
+    page.get_by_label("Add pictures").set_input_files(
+        FilePayload(name="clear.png", mimeType="image/png", buffer=data.getvalue())
+    )
+    expect(page.get_by_role("button", name="Remove picture 1")).to_be_visible()
+    answer = ask(page, "what is this?")
+    expect(answer.locator(".markdown")).to_have_text("300 x 300 (255, 255, 255)")
 
 
 def test_lines_are_compared(page: Page) -> None:
