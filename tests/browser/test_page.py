@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from playwright.sync_api import FilePayload, Page, expect
+from playwright.sync_api import FilePayload, Page, Route, expect
 
 from tests.browser.conftest import Visitor, serve
 from tests.browser.page_kit import ADDRESSES, FLAGS, PACKAGE, ask, copied, png, seeing_server, wait_for_end
@@ -452,6 +452,35 @@ def test_a_model_is_pulled_loaded_put_to_sleep_and_deleted(page: Page) -> None:
     row.get_by_role("button", name=re.compile("^Delete")).click()
     row.get_by_role("button", name=re.compile("^Delete for good")).click()
     expect(row).to_have_count(0, timeout=30_000)
+
+
+def test_a_double_click_does_not_delete(page: Page) -> None:
+    """A double click or a held Enter only asks for confirmation; it ends with the focus, and another click deletes."""
+    deletions: list[str] = []
+
+    def delete(route: Route) -> None:
+        deletions.append(route.request.method)
+        route.fulfill(json={})
+
+    page.route("**/v1/models/tiny?wait=false", delete)
+    page.get_by_role("link", name="Models").click()
+    ask_first = page.get_by_role("button", name="Delete tiny", exact=True)
+    confirm = page.get_by_role("button", name="Delete for good tiny", exact=True)
+    ask_first.dblclick(delay=50)
+    expect(confirm).to_be_focused()
+    page.get_by_label("Pull a model").click()
+    ask_first.focus()
+    page.keyboard.down("Enter")
+    expect(confirm).to_be_focused()
+    for _ in range(3):
+        page.keyboard.down("Enter")  # repeats
+    page.keyboard.up("Enter")
+    page.wait_for_timeout(200)
+    expect(confirm).to_be_focused()
+    assert deletions == []
+    confirm.click()
+    expect(ask_first).to_be_visible()
+    assert deletions == ["DELETE"]
 
 
 def test_a_failed_pull_says_why(page: Page) -> None:

@@ -1,7 +1,7 @@
 // Models: what is served and stored, and how to change that.
 
 import { useSignal } from "@preact/signals";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 import { ApiError, fetchModels, key, state, type Model } from "../api";
 import { Code } from "../components/code";
@@ -257,12 +257,58 @@ function Actions({ model, act, busy }: { model: Model; act: Act; busy: boolean }
       {now === "ready" && button("Sleep", sleep)}
       {model.managed !== false &&
         (sure ? (
-          button("Delete for good", remove)
+          <Confirm
+            key="confirm"
+            label="Delete for good"
+            id={id}
+            disabled={busy}
+            onConfirm={() => {
+              setSure(false);
+              void act(() => remove(id));
+            }}
+            onLeave={() => setSure(false)}
+          />
         ) : (
-          <button type="button" class="quiet" disabled={busy} aria-label={`Delete ${id}`} onClick={() => setSure(true)}>
+          <button
+            key="delete"
+            type="button"
+            class="quiet"
+            disabled={busy}
+            aria-label={`Delete ${id}`}
+            onClick={() => setSure(true)}
+          >
             Delete
           </button>
         ))}
     </span>
+  );
+}
+
+interface ConfirmProps {
+  label: string;
+  id: string;
+  disabled: boolean;
+  onConfirm: () => void;
+  onLeave: () => void;
+}
+
+/** The button that takes the place and the focus of another one. The click or key press that brought it does not press it. */
+function Confirm({ label, id, disabled, onConfirm, onLeave }: ConfirmProps) {
+  const button = useRef<HTMLButtonElement>(null);
+  useEffect(() => button.current?.focus(), []);
+  return (
+    <button
+      type="button"
+      class="quiet"
+      ref={button}
+      disabled={disabled}
+      aria-label={`${label} ${id}`}
+      onClick={(event) => event.detail > 1 || onConfirm()}
+      onKeyDown={(event) => event.repeat && event.preventDefault()}
+      onMouseDown={(event) => event.preventDefault()} // Safari takes the focus from a button that is clicked
+      onBlur={onLeave}
+    >
+      {label}
+    </button>
   );
 }
