@@ -572,6 +572,16 @@ def test_examples_have_the_values_on_screen_and_run(page: Page, page_server: str
     assert (f"{page_server}/v1" if tab not in ("Rerank", "Classify") else f"{page_server}/{path}") in script
 
 
+def test_an_example_encodes_the_name_of_the_model(page: Page, page_server: str) -> None:
+    """The options of a source stay part of its name, and a quote does not end the address."""
+    page.get_by_role("link", name="Models").click()
+    page.get_by_label("Pull a model").fill("hf:org/it's#reranker=qwen3")
+    address = f"{page_server}/v1/models/hf%3Aorg/it's%23reranker%3Dqwen3/load"
+    assert shlex.split(copied(page, "curl", 0).replace("\\\n", " "))[1] == address
+    for language in ("Python", "JavaScript"):
+        assert f'"{address}"' in copied(page, language, 0)
+
+
 def run(command: list[str]) -> str:
     """Run a command to its end and return its output. Fails with its errors."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

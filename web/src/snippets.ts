@@ -23,9 +23,12 @@ export const shorten = (code: string): string => code.replace(/;base64,[A-Za-z0-
 
 const LONGEST_ARGUMENT = 100_000; // Linux refuses arguments above 128 KiB
 
+/** Return a text as one word of the shell. */
+const quote = (text: string): string => `'${text.replaceAll("'", "'\\''")}'`;
+
 function curl({ path, body, method = "POST" }: Example, locked: boolean): string {
   const start = [
-    `curl ${method === "POST" ? "" : `-X ${method} `}'${address(path)}'`,
+    `curl ${method === "POST" ? "" : `-X ${method} `}${quote(address(path))}`,
     ...(locked ? ['  -H "authorization: Bearer $SHOAL_API_KEY"'] : []),
   ];
   if (method === "GET") return start.join(" \\\n");
@@ -33,7 +36,7 @@ function curl({ path, body, method = "POST" }: Example, locked: boolean): string
   if (body === undefined) return start.join(" \\\n");
   const json = JSON.stringify(body, null, 2);
   if (json.length > LONGEST_ARGUMENT) return `${start.join(" \\\n")} \\\n  -d @- <<'EOF'\n${json}\nEOF`;
-  return [...start, `  -d '${json.replaceAll("'", "'\\''")}'`].join(" \\\n");
+  return [...start, `  -d ${quote(json)}`].join(" \\\n");
 }
 
 function python({ path, body, method = "POST", client }: Example, locked: boolean): string {

@@ -21,7 +21,11 @@ export async function fetchJobs(): Promise<Job[]> {
 
 const START = "?wait=false"; // reply with the job, not when it is done
 
-const path = (model: string, action = ""): string => `v1/models/${model.split("/").map(encodeURIComponent).join("/")}${action}${START}`;
+/** Return the path of a model, or of what is done with it. A slash of its name stays one. */
+export const modelPath = (model: string, action = ""): string =>
+  `v1/models/${model.split("/").map(encodeURIComponent).join("/")}${action}`;
+
+const path = (model: string, action = ""): string => modelPath(model, action) + START;
 
 export const pull = (model: string) => post(`v1/models${START}`, { model });
 export const load = (model: string) => post(path(model, "/load"), {});

@@ -7,7 +7,7 @@ import { ApiError, fetchModels, key, state, type Model } from "../api";
 import { Code } from "../components/code";
 import { Problem } from "../components/parts";
 import { refresh } from "../session";
-import { fetchJobs, load, pull, remove, sleep, unload, type Job } from "./jobs";
+import { fetchJobs, load, modelPath, pull, remove, sleep, unload, type Job } from "./jobs";
 
 const POLL_MS = 1000;
 
@@ -126,7 +126,7 @@ function PullForm({ act }: { act: Act }) {
           </button>
         </div>
       </form>
-      {name.trim() && <Code example={{ path: `v1/models/${name.trim()}/load`, body: {} }} />}
+      {name.trim() && <Code example={{ path: modelPath(name.trim(), "/load"), body: {} }} />}
     </>
   );
 }
