@@ -130,6 +130,17 @@ def test_a_stream_can_be_stopped_and_an_answer_regenerated(page: Page) -> None:
     expect(page.get_by_role("article", name="Answer")).to_contain_text("changed")
 
 
+def test_an_empty_edit_is_not_sent(page: Page) -> None:
+    """Send again without a text keeps the conversation, like Send without one."""
+    keep(page, ("question", "old answer"))
+    page.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edit message").fill("  ")
+    page.get_by_role("button", name="Send again").click()
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("article", name="You")).to_have_text(re.compile("^question"))
+    expect(page.get_by_role("article", name="Answer")).to_contain_text("old answer")
+
+
 def test_conversations_are_kept_in_the_browser(page: Page) -> None:
     """A reload shows the conversation again; a new one starts empty; a deleted one is gone after a reload, too."""
     ask(page, "remember this", model="fake")

@@ -72,6 +72,8 @@ async function ask(messages: Message[], model: string, body: unknown): Promise<v
   streams.value = others;
 }
 
+const isEmpty = (text: string, images: string[] = []): boolean => !text.trim() && !images.length;
+
 function Thread({ models }: { models: Model[] }) {
   const conversation = current();
   const { messages } = conversation;
@@ -108,7 +110,11 @@ function Thread({ models }: { models: Model[] }) {
             message={message}
             streaming={stream !== undefined && i === messages.length - 1}
             onRegenerate={stream || i < messages.length - 1 ? null : () => send(messages.slice(0, -1))}
-            onEdit={stream ? null : (text) => send([...messages.slice(0, i), { ...message, text }])}
+            onEdit={
+              stream
+                ? null
+                : (text) => !isEmpty(text, message.images) && send([...messages.slice(0, i), { ...message, text }])
+            }
           />
         ))}
       </div>
@@ -168,7 +174,7 @@ function Composer({ model, busy, onStop, onSend }: ComposerProps) {
   const [problem, setProblem] = useState<string | null>(null);
   const send = (event: Event) => {
     event.preventDefault();
-    if (busy || (!text.trim() && !images.length) || !onSend(text, images)) return;
+    if (busy || isEmpty(text, images) || !onSend(text, images)) return;
     setText("");
     setImages([]);
   };
