@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import KEY, Visitor, serve
 from tests.browser.page_kit import ask
 from tests.integration.llm_kit import free_port
 
 pytestmark = pytest.mark.browser
+
+LISTS = re.compile(r"/models$")
 
 
 def test_a_key_is_requested_and_stored_in_the_tab(locked_server: str, visitor: Visitor) -> None:
@@ -134,6 +138,53 @@ def test_the_first_tab_waits_for_the_model(server: str, visitor: Visitor) -> Non
     expect(page.get_by_text("The model is loading")).to_be_visible()
     page.unroute("**/v1/models", load)
     expect(page.get_by_role("heading", level=1)).to_have_text("Chat")
+
+
+def test_polls_do_not_overlap(server: str, visitor: Visitor) -> None:
+    """No list is requested while the same list is on its way; after its end the page requests it again."""
+    page = visitor(server).page
+    page.clock.install()
+    page.goto(f"{server}/#models")
+    expect(page.locator(".models > li")).to_have_count(1)
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route(LISTS, hold)
+    wait_until(page, lambda: len(held) >= 2)
+    page.clock.run_for(20_000)
+    page.wait_for_timeout(200)
+    assert sorted(route.request.url for route in held) == [f"{server}/models", f"{server}/v1/models"]
+    for route in held[:]:
+        route.continue_()
+    wait_until(page, lambda: len(held) >= 4)
+    page.unroute(LISTS, hold)
+
+
+def test_an_old_list_does_not_replace_a_newer_one(server: str, visitor: Visitor) -> None:
+    """A list that was requested earlier, and arrives later, is dropped."""
+    page = visitor(server).open("/#models")
+    expect(page.locator(".models > li")).to_have_count(1)
+    held: list[Route] = []
+    page.route(f"{server}/models", lambda route: route.fallback() if held else held.append(route))
+    wait_until(page, lambda: bool(held))
+    page.route("**/api/generate", lambda route: route.fulfill(json={}))
+    with page.expect_response(f"{server}/models"):
+        page.get_by_role("button", name="Sleep fake").click()
+    page.wait_for_timeout(100)
+    held[0].fulfill(json={"data": []})
+    page.wait_for_timeout(200)
+    assert page.get_by_text("No models yet").count() == 0
+
+
+def wait_until(page: Page, is_done: Callable[[], bool]) -> None:
+    """Let the page run until the condition holds, for ten seconds at most."""
+    for _ in range(200):
+        if is_done():
+            return
+        page.wait_for_timeout(50)
+    pytest.fail("the page sent no such request")
 
 
 def test_dark_follows_the_system(server: str, visitor: Visitor) -> None:

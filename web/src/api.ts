@@ -108,6 +108,27 @@ export function errorMessage(body: unknown): string | undefined {
   return reasons.find((each): each is string => typeof each === "string" && each !== "");
 }
 
+const READ_TIMEOUT_MS = 30_000;
+
+/** Get what the page reads again and again. A reading without an end fails at last, because the next one waits for it. */
+export const read = (path: string): Promise<Response> => call(path, { signal: AbortSignal.timeout(READ_TIMEOUT_MS) });
+
+/**
+ * Order results that may overtake each other. Call it when a request begins: it returns a function that says, when the
+ * result is there, whether that of a later request came before.
+ */
+export function makeOrder(): () => () => boolean {
+  let begun = 0;
+  let newest = 0;
+  return () => {
+    const mine = ++begun;
+    return () => {
+      newest = Math.max(newest, mine);
+      return mine < newest;
+    };
+  };
+}
+
 export function post(path: string, body: unknown, signal?: AbortSignal): Promise<Response> {
   return call(path, {
     method: "POST",
@@ -119,7 +140,7 @@ export function post(path: string, body: unknown, signal?: AbortSignal): Promise
 
 /** Return the served models, or with `all` also those that could be loaded. Adapters are part of their model. */
 export async function fetchModels(all = false): Promise<Model[]> {
-  const body = (await (await call(all ? "models" : "v1/models")).json()) as { data: Model[] };
+  const body = (await (await read(all ? "models" : "v1/models")).json()) as { data: Model[] };
   return body.data.filter((model) => !model.parent);
 }
 

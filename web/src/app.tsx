@@ -2,11 +2,11 @@
 
 import { signal } from "@preact/signals";
 import type { FunctionComponent } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 
 import { state } from "./api";
 import { KeyEntry } from "./components/key_entry";
-import { Problem } from "./components/parts";
+import { Problem, usePoll } from "./components/parts";
 import { classifiers, embedders, keyed, locked, models, problem, rankers, refresh, talkers, usable, viewers } from "./session";
 import logo from "./shoal.svg";
 import { Chat } from "./tabs/chat";
@@ -52,12 +52,7 @@ function currentTab(): Tab | undefined {
 
 export function App() {
   const [wantsKey, setWantsKey] = useState(false);
-  useEffect(() => {
-    void refresh();
-    // Do not poll from a background tab.
-    const timer = setInterval(() => document.hidden || void refresh(), POLL_MS);
-    return () => clearInterval(timer);
-  }, []);
+  usePoll(refresh, POLL_MS);
   if (models.value && !first.value && !waits()) first.value = TABS.find(({ serves }) => serves())?.name ?? "Models";
   const tab = currentTab();
   const View = tab?.view;

@@ -2,7 +2,7 @@
 
 import { computed, signal } from "@preact/signals";
 
-import { ApiError, fetchModels, key, state, type Model } from "./api";
+import { ApiError, fetchModels, key, makeOrder, state, type Model } from "./api";
 
 export const models = signal<Model[] | null>(null);
 export const locked = signal(false);
@@ -11,12 +11,18 @@ export const keyed = signal(key.get() !== "");
 
 export const usable = computed(() => (models.value ?? []).filter((each) => ["ready", "sleeping"].includes(state(each))));
 
+const order = makeOrder();
+
 export async function refresh(): Promise<void> {
+  const isOld = order();
   try {
-    models.value = await fetchModels();
+    const found = await fetchModels();
+    if (isOld()) return;
+    models.value = found;
     locked.value = false;
     problem.value = null;
   } catch (error) {
+    if (isOld()) return;
     locked.value = error instanceof ApiError && error.status === 401;
     problem.value = (error as Error).message;
   }

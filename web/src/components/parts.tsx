@@ -1,7 +1,7 @@
 // Small parts that several tabs use.
 
 import type { ComponentChildren } from "preact";
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 
 import type { Batch, Model } from "../api";
 
@@ -98,6 +98,26 @@ export function useTask<T>(): {
     setBusy(false);
   };
   return { result, problem, busy, run };
+}
+
+/** Run a task that does not fail while the component is shown: now, then each `ms` after its end if the page is visible. */
+export function usePoll(task: () => Promise<void>, ms: number): void {
+  useEffect(() => {
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    let gone = false;
+    const wait = () => {
+      if (!gone) timer = setTimeout(() => (document.hidden ? wait() : void next()), ms);
+    };
+    const next = async () => {
+      await task();
+      wait();
+    };
+    void next();
+    return () => {
+      gone = true;
+      clearTimeout(timer);
+    };
+  }, []);
 }
 
 export const lines = (text: string): string[] => text.split("\n").filter((line) => line.trim() !== "");

@@ -1,6 +1,6 @@
 // Changes of models, through the API's jobs.
 
-import { call, fetchModels, post, state } from "../api";
+import { call, fetchModels, post, read, state } from "../api";
 
 export interface Job {
   job: string;
@@ -16,7 +16,7 @@ export interface Job {
 }
 
 export async function fetchJobs(): Promise<Job[]> {
-  return ((await (await call("jobs")).json()) as { jobs: Job[] }).jobs;
+  return ((await (await read("jobs")).json()) as { jobs: Job[] }).jobs;
 }
 
 const START = "?wait=false"; // reply with the job, not when it is done

@@ -1,12 +1,12 @@
 // Live: what the server does now, from /metrics, read every few seconds while the tab is shown.
 
 import { signal } from "@preact/signals";
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 
-import { ApiError, call } from "../api";
+import { ApiError, read } from "../api";
 import { Chart } from "../components/chart";
 import { Code } from "../components/code";
-import { Problem } from "../components/parts";
+import { Problem, usePoll } from "../components/parts";
 import { buckets, parse, quantile, rate, select, SHOWN, sum, type Reading } from "./metrics";
 
 const READ_MS = 2500;
@@ -33,8 +33,8 @@ interface Step {
 const readings = signal<Reading[]>([]); // of the last minute, of which histograms are made
 const steps = signal<Step[]>([]);
 
-async function read(): Promise<void> {
-  const text = await (await call(`metrics?format=prometheus&names=${SHOWN.join(",")}`)).text();
+async function measure(): Promise<void> {
+  const text = await (await read(`metrics?format=prometheus&names=${SHOWN.join(",")}`)).text();
   const reading = { at: Date.now() / 1000, samples: parse(text) };
   const before = readings.value.at(-1);
   readings.value = [...readings.value, reading].filter((each) => each.at >= reading.at - HISTOGRAM_S);
@@ -62,28 +62,18 @@ function figures(before: Reading, after: Reading, model: string): Figures {
 const modelsOf = (reading: Reading): Set<string> =>
   new Set(select(reading, "shoal_model_state", "").flatMap(({ labels }) => labels.model ?? []));
 
-/** Read as long as the tab is shown. A reading begins after the one before it has ended. */
+/** Read as long as the tab is shown. */
 function useReadings(): string | null {
   const [problem, setProblem] = useState<string | null>(null);
-  useEffect(() => {
-    let timer: ReturnType<typeof setTimeout> | undefined;
-    let gone = false;
-    const next = async () => {
-      try {
-        if (!document.hidden) await read();
-        setProblem(null);
-      } catch (error) {
-        // An unreachable server is told at the top of the page.
-        if ((error as ApiError).status !== 0) setProblem((error as Error).message);
-      }
-      if (!gone) timer = setTimeout(next, READ_MS);
-    };
-    void next();
-    return () => {
-      gone = true;
-      clearTimeout(timer);
-    };
-  }, []);
+  usePoll(async () => {
+    try {
+      await measure();
+      setProblem(null);
+    } catch (error) {
+      // An unreachable server is told at the top of the page.
+      if ((error as ApiError).status !== 0) setProblem((error as Error).message);
+    }
+  }, READ_MS);
   return problem;
 }
 

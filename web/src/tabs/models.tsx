@@ -3,9 +3,9 @@
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { ApiError, fetchModels, key, state, type Model } from "../api";
+import { ApiError, fetchModels, key, makeOrder, state, type Model } from "../api";
 import { Code } from "../components/code";
-import { Problem } from "../components/parts";
+import { Problem, usePoll } from "../components/parts";
 import { refresh } from "../session";
 import { fetchJobs, load, modelPath, pull, remove, sleep, unload, type Job } from "./jobs";
 
@@ -36,24 +36,26 @@ async function look(refused: Refusal | null): Promise<View> {
   }
 }
 
+const order = makeOrder();
+
 export function Models() {
   const view = useSignal<View | null>(null);
   const [problem, setProblem] = useState<string | null>(null);
   const [unread, setUnread] = useState<string | null>(null); // why the last look failed, until one succeeds
   const update = async () => {
+    const isOld = order();
     try {
-      view.value = await look(view.value?.refusal ?? null);
+      const found = await look(view.value?.refusal ?? null);
+      if (isOld()) return;
+      view.value = found;
       setUnread(null);
     } catch (error) {
+      if (isOld()) return;
       // An unreachable server is told at the top of the page.
       setUnread((error as ApiError).status === 0 ? null : (error as Error).message);
     }
   };
-  useEffect(() => {
-    void update();
-    const timer = setInterval(() => document.hidden || void update(), POLL_MS);
-    return () => clearInterval(timer);
-  }, []);
+  usePoll(update, POLL_MS);
   const act = async (change: () => Promise<unknown>) => {
     setProblem(null);
     try {
