@@ -76,7 +76,7 @@ def _run_check(name: str, check: Check, loaded: config.LoadedConfig) -> Iterator
     """Run one check. Whatever it raises is a finding, so that it does not hide those of the other checks."""
     try:
         yield from check(loaded)
-    except Exception as error:
+    except Exception as error:  # of a library or of the system
         text = f"cannot be checked: {type(error).__name__}: {error}"
         yield Finding(name, "fail", text, "correct what this names; otherwise report it as a bug in Shoal")
 
