@@ -20,6 +20,7 @@ from shoal.backends.openai.wire import (
     WholeWire,
 )
 from shoal.decoding import json_decoder
+from shoal.errors import UpstreamFailed
 from shoal.types import Chunk, TokenLogprob, Usage
 
 _ANSWER = json_decoder(AnswerWire)
@@ -27,6 +28,8 @@ _WHOLE = json_decoder(WholeWire)
 _WHOLE_USAGE = json_decoder(UsageWire)
 _USAGE = json_decoder(UsageEventWire)
 NO_CHOICES = "no choices"
+_ABORTED = ("abort", "aborted", "cancelled", "error", "timeout")
+"""Reasons of vLLM and SGLang for an answer that is not all that the model would have said."""
 _REASONS = {
     "stop": "stop",
     "length": "length",
@@ -133,6 +136,8 @@ class AnswerReader:
         logprobs = _logprobs(choice.logprobs)
         self._reasons.setdefault(index, "")
         if choice.finish_reason:  # some servers send "" for null
+            if choice.finish_reason.lower() in _ABORTED:
+                raise UpstreamFailed(f"the server aborted the answer ({choice.finish_reason}): send the request again")
             self._reasons[index] = _REASONS.get(choice.finish_reason, "stop")
             self._stops[index] = choice.stop
         if thought and text:  # reasoning precedes the text

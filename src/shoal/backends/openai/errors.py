@@ -26,8 +26,11 @@ _MEMORY = ("out of memory", "bad_alloc", "failed to allocate", "cannot allocate"
 _BUDGET = re.compile(r"max_tokens_per_request|tokens per (\w+ )?(request|batch|call)", re.IGNORECASE)
 _ERROR = json_decoder(dict[str, Any])
 _NO_MODEL = re.compile(r"model.*(not found|not exist|unknown)|(unknown|no such) model|model_not_found", re.IGNORECASE)
-_NO_ROUTE = re.compile(r"(404 )?((file|page|route|path|url|endpoint) )?not found\.?|", re.IGNORECASE)
-"""Of FastAPI, llama.cpp and gin, or nothing at all."""
+_NO_ROUTE = re.compile(
+    r"(404 )?((file|page|route|path|url|endpoint) )?not found\.?|invalid url \(.*\)|unknown request url: .*|",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Of FastAPI, llama.cpp and gin; of OpenAI and Groq (and Shoal); or nothing at all."""
 _TASKS = r"chat|completions|embeddings?|rerank(?:ing)?|scor(?:e|ing)|classif(?:y|ication)"
 _NO_TASK = re.compile(
     rf"not support(ed)?\b.*\b({_TASKS})\b|\b({_TASKS})\b.*\bnot supported"

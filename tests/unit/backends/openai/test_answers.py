@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shoal.backends.openai.answers import AnswerReader, parse_usage
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
 from shoal.backends.openai.wire import MAX_COUNT
-from shoal.errors import TransportFailed, UpstreamRefused
+from shoal.errors import TransportFailed, UpstreamFailed, UpstreamRefused
 from shoal.types import Chunk, TokenLogprob, ToolDelta, Usage
 from tests.fakes.openai_server import DONE, FakeUpstream, Script, answer, event, stream
 from tests.unit.backends.openai.kit import HEAD, USAGE, chunks_of, context, delta, last, runner_of, typed
@@ -163,6 +163,12 @@ class TestReading:
         reader = AnswerReader()
         assert read(choice(0, reason), reader=reader) == []
         assert list(reader.finish()) == [Chunk(finish_reason=expected)]
+
+    @pytest.mark.parametrize("reason", ["abort", "error", "Cancelled"])
+    def test_an_aborted_answer_is_an_error(self, reason: str) -> None:
+        """Its text is not all that the model would have said."""
+        with pytest.raises(UpstreamFailed, match=f"aborted the answer \\({reason}\\)"):
+            read(choice(0, reason))
 
     def test_an_empty_reason_is_none(self) -> None:
         """Some servers send an empty reason in every event but the last."""

@@ -201,6 +201,8 @@ class TestWhatIsMissing:
             (make_answer(404, b"404 page not found"), True),
             (make_answer(404, b""), True),
             (make_answer(405, {"detail": "Method Not Allowed"}), True),
+            (make_answer(404, openai("Invalid URL (POST /v1/messages)")), True),
+            (make_answer(404, openai("Unknown request URL: POST /v1/messages. Please check the URL.")), True),
             (make_answer(404, openai("Response with id 'resp_x' not found.")), False),
             (make_answer(404, openai("Item with id 'rs_1' not found.")), False),
             (make_answer(404, openai("LoRA adapter foo was not found")), False),
