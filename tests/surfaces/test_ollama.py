@@ -129,7 +129,25 @@ class TestAnswers:
         whole = (await server.call("POST", "/api/chat", {**CHAT_BODY, "stream": False})).json()
         assert whole["message"] == {"role": "assistant", "content": "Let me see", "tool_calls": calls}
 
-    @pytest.mark.parametrize("arguments", ['{"city": "Os', "[1]", "Oslo"])
+    async def test_fragments_of_tool_calls_alternate(self) -> None:
+        """They are told apart by their index, and the calls keep their order."""
+        chunks = (
+            Chunk(tools=[ToolDelta(index=0, id="call_a", name="weather")]),
+            Chunk(tools=[ToolDelta(index=1, id="call_b", name="clock", arguments='{"a":')]),
+            Chunk(tools=[ToolDelta(index=0, arguments='{"city":"Oslo"}'), ToolDelta(index=1, arguments="1}")]),
+            Chunk(finish_reason="tool_calls"),
+        )
+        calls = [
+            {"id": "call_a", "function": {"name": "weather", "arguments": {"city": "Oslo"}, "index": 0}},
+            {"id": "call_b", "function": {"name": "clock", "arguments": {"a": 1}, "index": 1}},
+        ]
+        server, _ = serve_chat(*chunks)
+        replies = lines(await server.call("POST", "/api/chat", CHAT_BODY))
+        assert [call for each in replies for call in each["message"].get("tool_calls", ())] == calls
+        whole = (await server.call("POST", "/api/chat", {**CHAT_BODY, "stream": False})).json()
+        assert whole["message"] == {"role": "assistant", "content": "", "tool_calls": calls}
+
+    @pytest.mark.parametrize("arguments", ['{"city": "Os', "[1]", "Oslo", '{"a": ' + "[" * 2000])
     @pytest.mark.parametrize("reason", ["length", "tool_calls", None])
     async def test_invalid_tool_calls_are_text(self, arguments: str, reason: str | None) -> None:
         """Truncated or invalid arguments are passed on unchanged."""

@@ -69,6 +69,7 @@ async def test_items_become_messages() -> None:
         {"role": "developer", "content": "be kind"},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "see"}, image]},
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "of another server"},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "ok"}]},
         {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"a":1}'},
         {"type": "function_call", "call_id": "call_2", "name": "sub", "arguments": "{}"},

@@ -80,7 +80,7 @@ class LineEncoder:
         self._first: float | None = None
         self._pieces = 0
         self._reason = "stop"
-        self._call: ToolDelta | None = None
+        self._open: dict[int, ToolDelta] = {}  # calls that have begun, by their index
         self._calls = 0
         self._total = Line()
 
@@ -120,36 +120,37 @@ class LineEncoder:
             self._take(delta, line)
         if chunk.finish_reason is not None:
             self._reason = _REASONS.get(chunk.finish_reason, "stop")
-            self._complete_call(line)
+            self._complete_calls(line, ended=True)
         if chunk.usage is not None:
             self._request.usage = chunk.usage
         return line
 
     def _take(self, delta: ToolDelta, line: Line) -> None:
-        if self._call is not None and self._call.index == delta.index:
-            arguments = self._call.arguments + delta.arguments
-            self._call = msgspec.structs.replace(self._call, arguments=arguments)
+        begun = self._open.get(delta.index)
+        if begun is not None:
+            self._open[delta.index] = msgspec.structs.replace(begun, arguments=begun.arguments + delta.arguments)
             return
-        self._complete_call(line)
-        self._call = delta
+        self._complete_calls(line, ended=False)
+        self._open[delta.index] = delta
 
-    def _complete_call(self, line: Line) -> None:
-        """Complete the open call, after another one began or the answer ended."""
-        call, self._call = self._call, None
-        if call is None:
-            return
-        try:
-            arguments = _ARGUMENTS.decode(call.arguments or "{}")
-        except msgspec.DecodeError:
-            line.text += f'{{"name": {ENCODE(call.name).decode()}, "arguments": {call.arguments}}}'
-            return
-        called = wire.OllamaCalled(name=call.name, arguments=arguments, index=self._calls)
-        line.calls.append(wire.OllamaToolCall(id=call.id or None, function=called))
-        self._calls += 1
+    def _complete_calls(self, line: Line, *, ended: bool) -> None:
+        """Complete the open calls in order: if the answer has ended, all of them, else up to one without whole
+        arguments, since fragments of several calls may alternate."""
+        for index, call in list(self._open.items()):
+            arguments = _read_arguments(call.arguments or ("{}" if ended else ""))
+            if arguments is None and not ended:
+                return
+            del self._open[index]
+            if arguments is None:
+                line.text += f'{{"name": {ENCODE(call.name).decode()}, "arguments": {call.arguments}}}'
+                continue
+            called = wire.OllamaCalled(name=call.name, arguments=arguments, index=self._calls)
+            line.calls.append(wire.OllamaToolCall(id=call.id or None, function=called))
+            self._calls += 1
 
     def _finish(self) -> Line:
         line = Line()
-        self._complete_call(line)
+        self._complete_calls(line, ended=True)
         return line
 
     def _encode(self, line: Line, *, done: bool) -> bytes:
@@ -196,3 +197,11 @@ def _to_logprob(each: TokenLogprob) -> wire.OllamaLogprob:
         bytes=token_bytes(each),
         top_logprobs=[_to_logprob(other) for other in top] or None,
     )
+
+
+def _read_arguments(text: str) -> dict[str, Any] | None:
+    """Return the arguments of a call, None unless the text is a whole object."""
+    try:
+        return _ARGUMENTS.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None

@@ -78,7 +78,7 @@ class _Conversation:
             case "message":
                 self._add_message(item, where)
             case "reasoning":
-                self._thought = _read_reasoning(item, where)
+                self._thought = "\n".join(filter(None, (self._thought, _read_reasoning(item, where))))
             case "tool_search_output":
                 self._add_found_tools(item, where)
             case _ if kind in _CALLS:
