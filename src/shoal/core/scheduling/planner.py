@@ -58,6 +58,9 @@ has. A turn costs the event loop more than the items do, and a request whose ite
 SCAN_LIMIT = 256
 """Maximum flows examined per batch: bounds the work of `take` when a thousand flows have a thousand lengths."""
 
+SPARE_ARRIVALS = 64
+"""Entries that may stay referenced after they were served, beside as many as wait: they hold tensors."""
+
 NEVER = float("-inf")
 
 LOOK_AGAIN_S = 0.05
@@ -460,6 +463,8 @@ class Planner(Generic[E]):
         lane.work = lane.work - work if lane.items else 0.0
         while self._arrivals and not self._arrivals[0].queued:
             self._arrivals.popleft()
+        if len(self._arrivals) > 2 * self.items + SPARE_ARRIVALS:
+            self._arrivals = deque([entry for entry in self._arrivals if entry.queued])
         return work
 
     def _max_items(self, facts: EngineFacts) -> int:

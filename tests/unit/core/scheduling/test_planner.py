@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.core.protocols import CostModel, EngineFacts, round_up
 from shoal.core.scheduling.fair_queue import Entry
-from shoal.core.scheduling.planner import BULK_RUN, SCAN_LIMIT, WEIGHTS, Batch, Limits, Planner, Wait
+from shoal.core.scheduling.planner import BULK_RUN, SCAN_LIMIT, SPARE_ARRIVALS, WEIGHTS, Batch, Limits, Planner, Wait
 from shoal.types import TrafficClass
 
 BUCKETS = (8, 16, 32, 64)
@@ -158,6 +158,19 @@ def test_discarded_items_never_run() -> None:
     queue.discard(discarded)
     assert (queue.items, [each for each in queue._arrivals if each.queued]) == (1, [stays])
     assert taken(queue).entries == [stays]
+
+
+def test_served_items_are_let_go_behind_one_that_waits() -> None:
+    """Traffic that passes a bulk job keeps nothing of what was served, and the oldest item that waits is known."""
+    queue = planner(max_batch_size=1)
+    queue.add([Work(request=0, traffic="bulk") for _ in range(400)], 0.0)
+    for number in range(1, 1000):
+        queue.add([Work(request=number, traffic="interactive")], number / 1000)
+        taken(queue, now=number / 1000)
+        assert len(queue._arrivals) <= 2 * queue.items + SPARE_ARRIVALS
+        waiting = [each for each in queue._arrivals if each.queued]
+        assert len(waiting) == queue.items
+        assert waiting == sorted(waiting, key=lambda each: each.arrived)
 
 
 def test_burst_is_spread_over_free_slots() -> None:
