@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
+from shoal.errors import TooManyInputs
 from shoal.workers import messages
 
 MAX_BYTES = 2**30
@@ -59,8 +60,12 @@ class Link(asyncio.Protocol):
 
     def send(self, message: Any) -> None:
         """Send a message at the end of this turn of the event loop. Raises UnicodeEncodeError for a text that is not
-        Unicode."""
+        Unicode, and TooManyInputs for a message that the other end would not read."""
         data = messages.encode(message)
+        if len(data) > MAX_BYTES:
+            raise TooManyInputs(
+                f"a request or its answer would have {len(data)} bytes between Shoal's processes: split the request"
+            )
         if not self._outgoing:
             self._call_soon(self._flush)
         self._outgoing += (_LENGTH.pack(len(data)), data)

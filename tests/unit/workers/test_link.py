@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.errors import TooManyInputs
+from shoal.workers import link as module
 from shoal.workers import messages
 from shoal.workers.link import Link
 
@@ -199,3 +201,17 @@ def test_the_decoder_rejects_what_is_for_the_other_end() -> None:
     """A message of the model process is none of a front."""
     with pytest.raises(msgspec.MsgspecError):
         messages.decoder_from_front().decode(messages.encode(messages.Start(1, 200, [])))
+
+
+async def test_a_message_that_the_other_end_would_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs its own request; what is sent before and after it arrives."""
+    monkeypatch.setattr(module, "MAX_BYTES", 200)
+    link, transport = connect()
+    link.send(messages.Hello(1, b"a"))
+    with pytest.raises(TooManyInputs, match="split the request"):
+        link.send(messages.Hello(2, b"b" * 200))
+    link.send(messages.Hello(3, b"c"))
+    await asyncio.sleep(0)
+    endpoint = Endpoint()
+    connect(endpoint)[0].data_received(b"".join(transport.writes))
+    assert endpoint.received == [messages.Hello(1, b"a"), messages.Hello(3, b"c")]
