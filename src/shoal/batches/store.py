@@ -63,7 +63,9 @@ class Store:
 
     def open(self) -> bool:
         """Take the folder, and read what it holds. Returns False if another process has it. Raises OSError."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(PermissionError):  # of another user, who chose who may read it
+            self.folder.chmod(0o700)
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not try_lock(lock):
             os.close(lock)

@@ -196,6 +196,16 @@ def test_one_process_has_the_folder(tmp_path: Path) -> None:
     second.close()
 
 
+def test_only_its_user_may_read_it(tmp_path: Path) -> None:
+    """Also a folder that an earlier version left open."""
+    folder = tmp_path / "batches"
+    folder.mkdir(mode=0o755)
+    store = Store(folder, 1000)
+    assert store.open()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    store.close()
+
+
 def test_space_is_limited(tmp_path: Path) -> None:
     """Files and results share it; a file that is refused, deleted or not kept gives its space back."""
     store = opened(tmp_path, max_bytes=10)
