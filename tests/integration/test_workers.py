@@ -375,12 +375,17 @@ def test_a_model_of_another_server_needs_no_model_process(shoal_server: ShoalSer
     address = f"fake=openai+http://127.0.0.1:{upstream.port}/v1#fake"
     server = shoal_server([address], *WORKERS)
     found = children(server)
+
+    def both_are_counted() -> bool:
+        """The fronts report what they have counted."""
+        return metric(server, "shoal_requests_total", model="fake", outcome="ok", task="embed") == 2
+
     for pid in found["front"]:
         wait_until(partial(is_connected, pid, upstream.port), server.process, server.log)
     with connect_to_each(server) as both:
         for connection in both.values():
             assert ask(connection)[0] == 200
-        assert metric(server, "shoal_requests_total", model="fake", outcome="ok", task="embed") == 2
+        wait_until(both_are_counted, server.process, server.log)
         os.kill(found["models"][0], signal.SIGSTOP)
         for connection in both.values():
             assert ask(connection)[0] == 200
@@ -392,7 +397,7 @@ def test_a_model_of_another_server_needs_no_model_process(shoal_server: ShoalSer
         for connection in both.values():
             wait_until(partial(is_ready, connection), server.process, server.log)
             assert ask(connection)[0] == 200
-        assert metric(server, "shoal_requests_total", model="fake", outcome="ok", task="embed") == 2
+        wait_until(both_are_counted, server.process, server.log)
 
 
 def test_a_stop_answers_every_request(shoal_server: ShoalServer) -> None:
