@@ -314,13 +314,18 @@ class VerificationFailed(SetupError):
     kind = "verification"
 
 
+def install_command(extra: str) -> str:
+    """Return the advice that adds an optional dependency."""
+    return f"run in your clone: pip install -e '.[{extra}]'"
+
+
 class MissingExtra(SetupError):
     """An optional dependency is absent; the message holds the pip command that adds it."""
 
     kind = "missing_extra"
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs the '{extra}' extra; run in your clone: pip install -e '.[{extra}]'")
+        super().__init__(f"{what} needs the '{extra}' extra; {install_command(extra)}")
         self.extra = extra
 
 

@@ -38,6 +38,11 @@ def available_bytes() -> int:
     return max(0, min([free, *left]))
 
 
+def total_bytes() -> int:
+    """Return the memory of the machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def memory_limit() -> int | None:
     """Return the smallest limit in bytes, None without one."""
     limits = [limit for limit, _ in map(_read_memory, _find_folders("memory")) if limit is not None]
@@ -89,7 +94,7 @@ def _read_free() -> int:
     try:
         lines = _MEMINFO.read_text().splitlines()
     except OSError:  # not on macOS
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return total_bytes()
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
 
 

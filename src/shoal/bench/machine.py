@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
-from shoal.machine_limits import cores_in_affinity
+from shoal.machine_limits import cores_in_affinity, total_bytes
 
 PACKAGES = ("shoal", "openvino", "onnxruntime", "tokenizers", "numpy", "uvicorn", "uvloop", "starlette", "orjson")
 ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
@@ -57,7 +56,7 @@ def _processor(info: dict[str, str]) -> str:
 
 def _memory_gb() -> float | None:
     try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+        return round(total_bytes() / 2**30, 1)
     except (ValueError, OSError):
         return None
 

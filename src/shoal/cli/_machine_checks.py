@@ -15,6 +15,7 @@ from pathlib import Path
 from shoal.cli._finding import Finding
 from shoal.cli._tables import size_text
 from shoal.config import LoadedConfig
+from shoal.errors import install_command
 
 GB = 10**9
 
@@ -52,7 +53,7 @@ def check_engines(_: LoadedConfig) -> Iterator[Finding]:
             "engines",
             "warn",
             "none installed: models run only on other servers",
-            "run in your clone: pip install -e '.[local,llm]', to run models here",
+            f"{install_command('local,llm')}, to run models here",
         )
 
 
@@ -131,9 +132,7 @@ def check_gpu(_: LoadedConfig) -> Iterator[Finding]:
 def _judge_gpu(listed: str) -> Finding:
     torch = _version("torch")
     if not torch:
-        return Finding(
-            "gpu", "warn", f"{listed}; unused", "run in your clone: pip install -e '.[torch]', then --engine torch"
-        )
+        return Finding("gpu", "warn", f"{listed}; unused", f"{install_command('torch')}, then --engine torch")
     if "+cpu" in torch:
         return Finding("gpu", "warn", f"{listed}; torch {torch} cannot use it", "install torch with CUDA")
     return Finding("gpu", "ok", f"{listed}; used with --engine torch")

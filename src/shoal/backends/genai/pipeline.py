@@ -13,7 +13,7 @@ import numpy as np
 from shoal.backends.genai import memory
 from shoal.backends.genai.grammar import GuideCompiler, clean_message
 from shoal.backends.genai.messages import GenaiOptions, Opened
-from shoal.backends.local.compile import has_bf16, import_openvino
+from shoal.backends.local.compile import has_bf16, import_openvino, make_identity
 from shoal.backends.local.errors import engine_error
 from shoal.errors import ConfigError, MissingExtra, ModelFileError, OutOfMemory
 from shoal.machine_limits import available_bytes, usable_cores
@@ -122,20 +122,22 @@ def choose_precision(openvino: Any, options: GenaiOptions, threads: int) -> Lite
     It takes two threads: on processors with AMX, OpenVINO 2026.4 divides the work of a layer between halves of them,
     and with one thread the process dies of a division by zero.
     """
-    native = has_bf16(openvino.Core())
-    alone = count_threads(openvino, threads) < 2
-    if options.precision == "bf16" and not native:
-        raise ConfigError("this processor has no bf16 arithmetic; use precision f32 or auto", param="precision")
-    if options.precision == "bf16" and alone:
-        raise ConfigError("bf16 needs two threads and cores; use precision f32 or auto", param="precision")
-    return "f32" if options.precision == "f32" or alone or not native else "bf16"
+    if options.precision == "f32":
+        return "f32"
+    if not has_bf16(openvino.Core()):
+        why = "this processor has no bf16 arithmetic"
+    elif count_threads(openvino, threads) < 2:
+        why = "bf16 needs two threads and cores"
+    else:
+        return "bf16"
+    if options.precision == "bf16":
+        raise ConfigError(f"{why}; use precision f32 or auto", param="precision")
+    return "f32"
 
 
 def count_threads(openvino: Any, threads: int) -> int:
     """Return how many of `threads` the library uses: at most one for each physical core that is there."""
-    parameter = openvino.op.Parameter(openvino.Type.f32, openvino.PartialShape([-1]))
-    model = openvino.Model([openvino.op.Result(parameter.output(0))], [parameter], "threads")
-    compiled = openvino.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": threads})
+    compiled = openvino.Core().compile_model(make_identity(openvino), "CPU", {"INFERENCE_NUM_THREADS": threads})
     return int(compiled.get_property("INFERENCE_NUM_THREADS"))
 
 

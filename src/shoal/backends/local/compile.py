@@ -66,12 +66,12 @@ def warm_up() -> None:
 
     for kind in (openvino.Type.i64, openvino.Type.i32, openvino.Type.boolean, openvino.Type.f16, openvino.Type.f32):
         kind.to_dtype()
-    parameter = openvino.op.Parameter(openvino.Type.f32, openvino.PartialShape([-1]))
     core = openvino.Core()
     core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     core.get_versions("CPU")
-    model = openvino.Model([openvino.op.Result(parameter.output(0))], [parameter], "warm-up")
-    request = core.compile_model(model, "CPU", {"NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": 1}).create_infer_request()
+    request = core.compile_model(
+        make_identity(openvino), "CPU", {"NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": 1}
+    ).create_infer_request()
     request.set_callback(lambda _: None, None)
     for array in (np.zeros(1, np.float32), np.zeros(2, np.float32)):
         request.set_input_tensor(openvino.Tensor(array, shared_memory=True))
@@ -79,6 +79,12 @@ def warm_up() -> None:
         request.wait()
         request.get_output_tensor().data.copy()
     request.infer([np.zeros(1, np.float32)], share_inputs=True)
+
+
+def make_identity(openvino: Any) -> Any:
+    """Return a model that returns its vector."""
+    parameter = openvino.op.Parameter(openvino.Type.f32, openvino.PartialShape([-1]))
+    return openvino.Model([openvino.op.Result(parameter.output(0))], [parameter], "identity")
 
 
 @dataclass(frozen=True, slots=True)

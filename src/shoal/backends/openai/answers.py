@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from shoal.backends.base.finish_reasons import ABORTED_REASONS
 from shoal.backends.base.http_answer import Answer
 from shoal.backends.openai.errors import failure_error, find_failure, invalid_answer_error
 from shoal.backends.openai.tool_calls import ToolCalls
@@ -28,8 +29,6 @@ _WHOLE = json_decoder(WholeWire)
 _WHOLE_USAGE = json_decoder(UsageWire)
 _USAGE = json_decoder(UsageEventWire)
 NO_CHOICES = "no choices"
-_ABORTED = ("abort", "aborted", "cancelled", "error", "timeout")
-"""Reasons of vLLM and SGLang for an answer that is not all that the model would have said."""
 _REASONS = {
     "stop": "stop",
     "length": "length",
@@ -136,7 +135,7 @@ class AnswerReader:
         logprobs = _logprobs(choice.logprobs)
         self._reasons.setdefault(index, "")
         if choice.finish_reason:  # some servers send "" for null
-            if choice.finish_reason.lower() in _ABORTED:
+            if choice.finish_reason.lower() in ABORTED_REASONS:
                 raise UpstreamFailed(f"the server aborted the answer ({choice.finish_reason}): send the request again")
             self._reasons[index] = _REASONS.get(choice.finish_reason, "stop")
             self._stops[index] = choice.stop

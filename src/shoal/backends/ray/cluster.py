@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from shoal.errors import ConfigError, TransportFailed
+from shoal.errors import ConfigError, TransportFailed, install_command
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ ASK_S = 10.0
 FRONT = "front"
 """Name of the deployment that answers HTTP; no model has it."""
 _ALIVE = ("STARTING", "UPDATING", "RECOVERING", "RUNNING", "PENDING_MIGRATION")
-NO_RAY = "Ray is not installed; run in your clone: pip install -e '.[ray]'"
+NO_RAY = f"Ray is not installed; {install_command('ray')}"
 
 
 class DeploymentId(NamedTuple):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Any
 
+from shoal.backends.base.finish_reasons import ABORTED_REASONS
 from shoal.backends.triton.llm_request import GenerationRequest, ModelTokenizer
 from shoal.backends.triton.llm_schema import LOG_PROBS, OUTPUT, OUTPUT_IDS, LlmSchema
 from shoal.backends.triton.response import read_outputs, read_raw
@@ -26,7 +27,6 @@ FINISH_REASONS = {"length": "length", "max_tokens": "length", "content_filter": 
 UNFINISHED = ("", "none", "null")
 """Python's None as text is how vLLM and the LLM API mark an unfinished answer."""
 
-ABORTED_REASONS = ("abort", "aborted", "cancelled", "timeout", "error")
 REPLACED = "\N{REPLACEMENT CHARACTER}"
 MIN_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON does not have."""

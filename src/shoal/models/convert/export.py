@@ -30,7 +30,7 @@ import msgspec
 
 from shoal.decoding import json_decoder
 from shoal.errors import MissingExtra, ModelFileError, ShoalError, VerificationFailed
-from shoal.machine_limits import memory_limit
+from shoal.machine_limits import memory_limit, total_bytes
 from shoal.models.progress import Stop
 
 PACKAGES = ("torch", "transformers", "onnxscript", "onnx", "safetensors")
@@ -220,8 +220,7 @@ def read_memory(pid: int) -> int:
 
 def _three_quarters() -> int:
     """Three quarters of the memory that this process may have, in MiB."""
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = memory_limit()
+    whole, limit = total_bytes(), memory_limit()
     return (whole if limit is None else min(whole, limit)) * 3 // 4 >> 20
 
 
