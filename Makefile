@@ -96,10 +96,16 @@ test-lowest: $(LOWEST)/.installed
 # $(call both,<paths>,<paths of those that run alone>): the second also when the first fails.
 define both
 @failed=; \
-	$(PYTEST) -n $(WORKERS) --dist loadfile --max-worker-restart 0 $(addprefix --ignore=,$(ALONE) $(CLUSTER)) $(1) || failed="$$failed, side by side"; \
-	$(PYTEST) $(2) || failed="$$failed, alone"; \
+	$(call tried,$@-beside,-n $(WORKERS) --dist loadfile --max-worker-restart 0 $(addprefix --ignore=,$(ALONE) $(CLUSTER)) $(1)) || failed="$$failed, side by side"; \
+	$(call tried,$@-alone,$(2)) || failed="$$failed, alone"; \
 	test -z "$$failed" || { echo "$@: failed$$failed"; exit 1; }
 endef
+
+# $(call tried,<name>,<arguments>): a test that fails (status 1; 3 where a worker died) has shared the processors with
+# much else. It runs once more by itself, where it is named, and counts if it fails again.
+AGAIN := -n 0 -vv --last-failed --last-failed-no-failures none
+tried = { args="-o cache_dir=build/pytest/$(1) $(2)"; $(PYTEST) $$args || \
+	{ [ $$? = 1 ] && echo "$(1): what failed, again by itself:" && $(PYTEST) $$args $(AGAIN); }; }
 
 coverage: setup
 	$(BIN)/python -m coverage run -m pytest $(ARGS) tests/unit/core tests/contract

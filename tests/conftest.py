@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
@@ -43,6 +44,20 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _forbid_skip(report)
     return report
+
+
+_dead_workers = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object | None) -> None:
+    node.config.stash[_dead_workers] = node.config.stash.get(_dead_workers, False) or error is not None
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A dead worker of pytest-xdist leaves tests that did not run: another status than that of tests that failed."""
+    if session.config.stash.get(_dead_workers, False):
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ async def server() -> AsyncIterator[FakeUpstream]:
 
 @pytest.fixture
 async def client(server: FakeUpstream) -> AsyncIterator[Client]:
-    made = Client(server.base, key="sk-test", connect_timeout_s=1.0)
+    made = Client(server.base, key="sk-test", connect_timeout_s=30.0)
     yield made
     await made.aclose()
 

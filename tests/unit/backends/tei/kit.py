@@ -42,7 +42,7 @@ async def engine_of(
     server: FakeTei, admission: FakeAdmission | None = None, *, key: str | None = None, **more: Any
 ) -> TeiEngine:
     """Return an engine in service; `close` ends it."""
-    link = HttpLink(Client(server.base, key=key or server.script.api_key or None, connect_timeout_s=2.0))
+    link = HttpLink(Client(server.base, key=key or server.script.api_key or None, connect_timeout_s=PATIENCE_S))
     more.setdefault("serving", True)
     return TeiEngine(link, await info_from(link), "tei-0", admit=admission or FakeAdmission(), **more)
 

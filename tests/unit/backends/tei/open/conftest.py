@@ -57,7 +57,7 @@ async def opened(tmp_path: Path) -> AsyncIterator[Open]:
             source=",".join(f"{one.address}{tail}" for one in servers),
             addresses=[parse_address(f"{one.address}{tail}") for one in servers],
             settings=Settings(
-                home=str(tmp_path), offline=True, connect_timeout_s=2.0, upstream_api_key=key, **overrides
+                home=str(tmp_path), offline=True, connect_timeout_s=30.0, upstream_api_key=key, **overrides
             ),
             table=ModelTable(**fields),
         )

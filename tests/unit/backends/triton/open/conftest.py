@@ -68,7 +68,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def settings(triton: FakeTriton, tmp_path: Path) -> Settings:
     """Settings under which files are pushed."""
-    return Settings(home=str(tmp_path / "home"), triton_url=triton.target, connect_timeout_s=2.0, load_timeout_s=10.0)
+    return Settings(home=str(tmp_path / "home"), triton_url=triton.target, connect_timeout_s=30.0, load_timeout_s=30.0)
 
 
 @pytest.fixture
