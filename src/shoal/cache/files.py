@@ -234,14 +234,19 @@ class DiskCache:
                 return segment, self._active
             self._seal(self._active)
         self._make_room()
-        path = self.folder / f"{time.time_ns():020d}-{os.getpid()}{SUFFIX}"
-        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        segment = _Segment(path, fd, len(MAGIC))
-        try_lock(fd)
-        os.write(fd, MAGIC)
+        segment = self._create_segment()
         self._active = self._next_number()
         self._segments[self._active] = segment
         return segment, self._active
+
+    def _create_segment(self) -> _Segment:
+        while True:
+            path = self.folder / f"{time.time_ns():020d}-{os.getpid()}{SUFFIX}"
+            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            if try_lock(fd) and os.fstat(fd).st_nlink:
+                os.write(fd, MAGIC)
+                return _Segment(path, fd, len(MAGIC))
+            os.close(fd)  # before it was locked, a process that needs room took it for one that nobody writes
 
     def _seal(self, number: int) -> None:
         """Stop writing to a segment, and release its lock so that any process may delete it."""

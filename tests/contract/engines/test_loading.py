@@ -245,3 +245,11 @@ async def test_warming_measures_the_cost(engine: str, graph: Path) -> None:
     assert warm_engine.facts.cost != CostModel()
     assert warm_engine.facts.cost.seconds(8) > 0
     assert np.isfinite(answer["pooled"]).all()
+
+
+async def test_no_more_streams_than_openvino_makes(graph: Path) -> None:
+    """OpenVINO makes no more streams than threads that it may use; a batch beyond them would wait inside of it."""
+    options = EngineOptions(streams=8, threads=2, warm_up_s=0.0)
+    engine = await load_opener("openvino")(graph, name="x", options=options)
+    await engine.aclose()
+    assert engine.facts.slots == engine.facts.details["streams"] <= engine.facts.details["threads"] <= 2

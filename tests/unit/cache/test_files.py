@@ -22,6 +22,7 @@ from shoal.cache.files import DiskCache
 from shoal.cache.records import LARGEST, MAGIC, encode_record
 from shoal.core.cache import MemoryCache
 from shoal.core.protocols import CountedRow, VectorSet
+from shoal.downloads.disk import try_lock
 
 MB = 1 << 20
 
@@ -349,6 +350,31 @@ def test_a_segment_of_another_process_is_read_only(make: Make, writer: ThreadPoo
         assert path in segments(cache)
         assert len(segments(cache)) <= 3
     cache.close()
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_new_segment_that_another_process_takes_for_an_old_one(
+    make: Make, writer: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, deleted: bool
+) -> None:
+    """Another process may lock, and delete, a file between its creation and its lock: another one is made."""
+    cache, taken = make(), list[Path]()
+
+    def lock(fd: int) -> bool:
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        if not taken:
+            taken.append(path)
+            if not deleted:
+                return False
+            path.unlink()
+        return try_lock(fd)
+
+    monkeypatch.setattr(files, "try_lock", lock)
+    cache.put("k", row(1))
+    wait_for_writer(writer)
+    assert read(cache, "k") == 1
+    assert [path for path in segments(cache) if path.stat().st_size] != taken
+    cache.close()
+    assert read(make(), "k") == 1
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])

@@ -127,11 +127,10 @@ def compile_graph(graph: Path, options: EngineOptions) -> CompiledGraph:
         compiler = _Compiler(core, model, threads)
         choice = _choose_precision(compiler, ports, options, _graph_bytes(graph))
         one = choice.model
-        if streams > 1:
-            narrow = compiler.compile(choice.precision, streams)
-            wide = (one or compiler.compile(choice.precision, 1)) if fits_wide(_graph_bytes(graph)) else None
-        else:
-            narrow, wide = one or compiler.compile(choice.precision, 1), None
+        narrow, wide = (one if streams == 1 else None) or compiler.compile(choice.precision, streams), None
+        streams = narrow.get_property("NUM_STREAMS")  # fewer than asked for where the processor has fewer cores
+        if streams > 1 and fits_wide(_graph_bytes(graph)):
+            wide = one or compiler.compile(choice.precision, 1)
     except RuntimeError as error:
         raise ModelFileError(
             f"OpenVINO cannot load this graph: {shorten_message(str(error))}; convert the model again", file=graph.name
@@ -145,7 +144,7 @@ def compile_graph(graph: Path, options: EngineOptions) -> CompiledGraph:
         reason=choice.reason,
         precision_check=choice.check,
         streams=streams,
-        threads=threads,
+        threads=narrow.get_property("INFERENCE_NUM_THREADS"),
         version=openvino.__version__,
     )
 
