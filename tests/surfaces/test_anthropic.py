@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import (
@@ -469,7 +469,6 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["messages", "system", "tools", "tool_choice", "thinking"]), JSON, max_size=3))
-@settings(max_examples=200, deadline=None)
 async def test_any_body_has_an_answer(fields: dict[str, Any]) -> None:
     """It is answered or refused, never a bug."""
     assert (await serve_chat().call("POST", PATH, {**ask(), **fields})).status in (200, 400)

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import EngineFailed, ShoalError, Unavailable
@@ -195,7 +195,6 @@ FRAGMENTS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["a", '"', "{"
 
 
 @given(FRAGMENTS)
-@settings(max_examples=100, deadline=None)
 async def test_any_order_of_fragments(fragments: list[tuple[int, str]]) -> None:
     """Every call arrives whole, once. No beginning of these arguments is JSON, so none ends early."""
     wanted: dict[str, str] = {}

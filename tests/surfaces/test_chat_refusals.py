@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.types import Message
@@ -140,7 +140,6 @@ fields = [
 ]
 
 
-@settings(max_examples=150)
 @given(
     body=st.fixed_dictionaries(
         {"messages": st.lists(message, max_size=3) | values}, optional=dict.fromkeys(fields, values)

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import InvalidValue
@@ -200,7 +200,6 @@ values = st.recursive(
 names = ["echo", "best_of", "logprobs", "suffix", "n", "stream", "max_tokens", "stop", "logit_bias", "response_format"]
 
 
-@settings(max_examples=100)
 @given(body=st.fixed_dictionaries({"prompt": values}, optional=dict.fromkeys(names, values)))
 def test_any_json(body: Any) -> None:
     """Any JSON gets an answer, or an error in OpenAI's format."""

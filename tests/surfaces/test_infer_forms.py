@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.surfaces import ImageReader
@@ -192,7 +192,6 @@ async def test_a_model_without_images() -> None:
 WHOLE = form(("model_name", CLIP), ("text", "a"), ("image", A), ("image", inline(BLUE)), ("normalize", "1"))
 
 
-@settings(max_examples=100)
 @given(start=st.integers(0, len(WHOLE)), stop=st.integers(0, len(WHOLE)), more=st.binary(max_size=8))
 def test_any_damage_is_answered_in_the_dialect(start: int, stop: int, more: bytes) -> None:
     """Truncated and with bytes inserted: 200, or a 4xx with its detail."""

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shoal.errors import AddressError, InvalidValue
@@ -51,7 +51,6 @@ def test_invalid_sources(source: str) -> None:
 names = st.text(max_size=20) | st.sampled_from(BAD) | st.from_regex(r"[a-zA-Z0-9._/-]{1,12}", fullmatch=True)
 
 
-@settings(max_examples=300)
 @given(name=names)
 def test_the_same_names_as_on_the_command_line(name: str) -> None:
     """One grammar and one set of reserved words, on every path."""
@@ -96,7 +95,6 @@ def refused(name: str) -> bool:
     return False
 
 
-@settings(max_examples=60)
 @given(name=(st.text(max_size=12) | st.sampled_from(BAD)).filter(refused).filter(lambda name: ":" not in name))
 @example(name="a" * 300)
 @example(name="a/../../b")

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.generation.sampling import check_unsupported_fields, merge_sampling
@@ -478,7 +478,6 @@ bodies = values | st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150)
 @given(path=st.sampled_from(ROUTES), body=bodies)
 def test_any_json(path: str, body: Any) -> None:
     """Any JSON gets an answer, streamed or not, or an error in the dialect."""

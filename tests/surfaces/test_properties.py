@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import orjson
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.surfaces.surface_kit import MODEL, Answer, serve
@@ -60,7 +60,6 @@ def check(path: str, answer: Answer) -> None:
         assert answer.headers["content-type"] == "text/plain; charset=utf-8"
 
 
-@settings(max_examples=150)
 @given(path=st.sampled_from(ROUTES), body=values | plausible | st.lists(st.fixed_dictionaries({"query": values})))
 @example(path="/v1/embeddings", body={"input": [[]], "model": MODEL})
 def test_any_json(path: str, body: Any) -> None:
@@ -68,7 +67,6 @@ def test_any_json(path: str, body: Any) -> None:
     check(path, post(path, orjson.dumps(body)))
 
 
-@settings(max_examples=100)
 @given(path=st.sampled_from(ROUTES), body=st.binary(max_size=64))
 def test_any_bytes(path: str, body: bytes) -> None:
     check(path, post(path, body))
@@ -78,7 +76,6 @@ texts = st.text(min_size=1, max_size=8)
 ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4)
 
 
-@settings(max_examples=100)
 @given(inputs=texts | st.lists(texts, min_size=1, max_size=200) | ids | st.lists(ids, min_size=1, max_size=8))
 def test_every_valid_input_is_answered(inputs: Any) -> None:
     """One vector per input, in order and in both encodings."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import EngineFailed, Overloaded
@@ -327,7 +327,6 @@ names = [
 ]
 
 
-@settings(max_examples=150)
 @given(
     body=st.fixed_dictionaries({"input": st.lists(item, max_size=3) | values}, optional=dict.fromkeys(names, values))
 )

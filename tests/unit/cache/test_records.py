@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.cache.records import LARGEST, MAGIC, decode_record, encode_record, key_bytes, read_records
@@ -191,7 +191,6 @@ class TestReadingAFile:
         assert [digest for digest, _, _ in records] == digests
         assert all(content[at : at + size] == one for (_, at, size), one in zip(records, written, strict=True))
 
-    @settings(max_examples=40)
     @given(cut=st.integers(0, 2 * len(RECORD) + len(MAGIC)))
     def test_records_before_a_truncation_are_found(self, cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
         """For every length of the truncated last record."""

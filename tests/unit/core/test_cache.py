@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.cache import MemoryCache, collect_arrays, entry_size
@@ -144,7 +144,6 @@ def test_cleared_it_holds_nothing() -> None:
 Step = tuple[str, int, int]
 
 
-@settings(max_examples=200)
 @given(
     steps=st.lists(st.tuples(st.sampled_from(["get", "put"]), st.integers(0, 9), st.integers(1, 40)), max_size=80),
     entries=st.integers(0, 5),

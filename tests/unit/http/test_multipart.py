@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import TooManyInputs
@@ -50,7 +50,6 @@ PARTS = st.lists(
 )
 
 
-@settings(max_examples=200)
 @given(parts=PARTS, turn=st.integers(1, 64))
 def test_written_parts_are_read_back(parts: list[Part], turn: int) -> None:
     """Names, bytes and order come back, wherever the body is cut for its turns, also where data looks like the
@@ -62,7 +61,6 @@ def test_written_parts_are_read_back(parts: list[Part], turn: int) -> None:
         assert read(body, max_parts=len(parts)) == parts
 
 
-@settings(max_examples=200)
 @given(parts=PARTS, data=st.data())
 def test_a_truncated_form_is_refused(parts: list[Part], data: st.DataObject) -> None:
     """Every prefix without the last boundary is refused."""
@@ -72,7 +70,6 @@ def test_a_truncated_form_is_refused(parts: list[Part], data: st.DataObject) -> 
         read(body[:end])
 
 
-@settings(max_examples=300)
 @given(body=st.binary(max_size=80) | st.lists(PIECES | st.just(b"--xyz\r\n"), max_size=12).map(b"".join))
 def test_any_bytes_are_parsed_or_refused(body: bytes) -> None:
     """They are either a form or refused."""

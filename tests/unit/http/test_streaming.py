@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import EngineFailed, InternalError, ShoalError
@@ -332,7 +332,6 @@ async def test_frames_that_fail() -> None:
     assert source.closed.is_set()
 
 
-@settings(max_examples=60)
 @given(groups=st.lists(st.lists(st.text(max_size=5), max_size=5), max_size=6), ends=st.booleans())
 def test_every_frame_is_sent_once_in_order(groups: Sequence[Sequence[str]], ends: bool) -> None:
     """However chunks are merged, their frames are sent once each, in order."""
@@ -424,7 +423,6 @@ async def test_writes_past_the_reader_are_spaced(monkeypatch: pytest.MonkeyPatch
         await reading
 
 
-@settings(max_examples=60)
 @given(
     steps=st.lists(st.tuples(st.text(max_size=3), st.booleans(), st.integers(0, 4)), max_size=12), ends=st.booleans()
 )

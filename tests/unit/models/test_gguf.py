@@ -126,7 +126,7 @@ class TestHeader:
         with pytest.raises(ModelFileError, match="not a GGUF file"):
             read_gguf(tmp_path / "x.gguf")
 
-    @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+    @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.binary(max_size=200))
     def test_noise_is_refused(self, tmp_path: Path, data: bytes) -> None:
         """Any bytes after the magic number are read or refused, without other errors."""
@@ -162,7 +162,7 @@ class TestHeader:
 
         assert count_lines(refused) < 2000
 
-    @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=120)
+    @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         flips=st.lists(st.tuples(st.integers(0, HEADER - 1), st.integers(0, 7)), max_size=6),
         cut=st.none() | st.integers(0, HEADER),
@@ -179,7 +179,6 @@ class TestHeader:
             assert len(model.cache_heads) <= 2**15
             assert json.dumps(build_settings(model))
 
-    @hypothesis_settings(max_examples=120)
     @given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
     def test_values_of_another_type(self, changes: dict[str, Any]) -> None:
         """Each is refused by its key or ignored."""

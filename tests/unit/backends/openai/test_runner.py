@@ -229,7 +229,7 @@ class TestStreams:
         ends=st.sampled_from([b"\n", b"\r\n", b"\r"]),
         texts=st.lists(st.sampled_from(["a", "Grüße", "🐟", '"model":"up/model"', "data: x", ""]), max_size=4),
     )
-    @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_whatever_the_pieces(self, cuts: list[int], ends: bytes, texts: list[str]) -> None:
         """Chunks of any size, split inside characters, names and line ends, give the same stream."""
 

@@ -111,7 +111,7 @@ def test_the_tokenizer_fills_the_default_adapter(
     same(answer, piped(tmp_path, text, TEXTS))
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=80), min_size=1, max_size=4))
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tokenizer_agrees_for_any_text(

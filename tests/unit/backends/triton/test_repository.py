@@ -202,7 +202,7 @@ def test_bad_names_touch_nothing(repository: Repository, tmp_path: Path, name: s
     assert tree(tmp_path) == before
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.text(st.sampled_from("ab./~+\\\0é -_"), max_size=8) | st.text(max_size=8))
 def test_no_name_leads_out(tmp_path: Path, name: str) -> None:
     """Whatever name is removed, the tree around the repository stays unchanged."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.protocols import EFFICIENCY, CostModel
@@ -19,7 +19,6 @@ def test_begins_with_the_prior() -> None:
     assert OnlineCost(prior).model is prior
 
 
-@settings(max_examples=60)
 @given(fixed=fixeds, slope=slopes, noise=st.floats(0, 0.1), seed=st.integers(0, 1000))
 def test_fits_a_line_through_noise(fixed: float, slope: float, noise: float, seed: int) -> None:
     """After 300 batches of mixed sizes, predictions are within twice the noise, whatever the prior was."""
@@ -34,7 +33,6 @@ def test_fits_a_line_through_noise(fixed: float, slope: float, noise: float, see
         )
 
 
-@settings(max_examples=200)
 @given(
     batches=st.lists(st.tuples(st.integers(1, 20000), st.floats(1e-6, 100.0)), max_size=60),
     fixed=fixeds,
@@ -124,7 +122,6 @@ def test_sizes_that_never_ran_count_as_the_line_says() -> None:
     assert curve.efficient_tokens(line) != promised, "it kept no promise"
 
 
-@settings(max_examples=200)
 @given(
     batches=st.lists(st.tuples(st.integers(1, 100_000), st.floats(1e-6, 100.0)), max_size=60),
     fixed=fixeds,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.backends.fake.model import FakeEngine, FakeScript
@@ -69,7 +69,6 @@ def text_of(tokens: int) -> str:
     return " ".join(f"l{next(_numbers)}" for _ in range(tokens))
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     learned=st.lists(st.sampled_from(LENGTHS), min_size=1, max_size=5, unique=True),
     noise=st.floats(0, 0.05),
@@ -93,7 +92,6 @@ def test_times_of_all_lengths_follow_from_any_of_them(learned: list[int], noise:
         assert predicted == pytest.approx(truth(length, length), rel=0.3, abs=slack)
 
 
-@settings(max_examples=100, deadline=None)
 @given(lengths=st.lists(st.sampled_from(LENGTHS), min_size=1, max_size=60), share=st.integers(1, 4))
 def test_batches_keep_to_their_time_and_to_the_limit_in_tokens(lengths: list[int], share: int) -> None:
     """A batch of several texts takes no longer than the engine's efficient size or `max_batch_ms` allows, and holds at

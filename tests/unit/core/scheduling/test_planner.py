@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.protocols import CostModel, EngineFacts, round_up
@@ -380,7 +380,6 @@ def full_batch(cost: CostModel, items: int, length: int, traffic: TrafficClass, 
     return len(taken(queue, facts=engine).entries)
 
 
-@settings(max_examples=200)
 @given(
     fixed=st.floats(1e-6, 0.2),
     dearer=st.floats(1.0, 4.0),
@@ -450,7 +449,6 @@ def test_a_run_ends_where_entries_are_gone_or_late() -> None:
     assert (queue.items, queue.tokens) == (0, 0)
 
 
-@settings(max_examples=300)
 @given(steps=steps, size=st.integers(1, 6), padded=st.booleans(), share=st.integers(1, 3))
 def test_every_item_leaves_exactly_once_and_batches_keep_the_limits(
     steps: list[Any], size: int, padded: bool, share: int

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import TooManyInputs
@@ -39,7 +39,6 @@ def weigh_values(value: Any) -> int:
     return complexity.WEIGHT + max(0, len(value) - 1) + sum(map(weigh_values, inner))
 
 
-@settings(max_examples=200)
 @given(value=JSON, step=st.integers(2, 50), ascii_only=st.booleans())
 def test_string_contents_are_not_counted(value: Any, step: int, ascii_only: bool) -> None:
     """The loop turns may split a string, an escape or a character anywhere."""
@@ -59,7 +58,6 @@ async def test_it_stops_early(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1000 < count_pieces(raw, 1000) <= 3000
 
 
-@settings(max_examples=200)
 @given(value=JSON, step=st.integers(2, 50), ascii_only=st.booleans())
 def test_values_are_weighed(value: Any, step: int, ascii_only: bool) -> None:
     """A text, a key, a list and an object weigh five each, a comma one: refused only above the limit."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import Malformed, TooManyInputs, WrongType
@@ -299,7 +299,6 @@ scraps = st.text(st.sampled_from('ab"\\[]{},: \u00e4\U0001f600\n'), max_size=12)
 numbers = st.integers(0, 2**31 - 1)
 
 
-@settings(max_examples=200)
 @given(
     ids=scraps | st.lists(scraps | numbers | st.lists(numbers, max_size=5), max_size=8),
     ascii=st.booleans(),

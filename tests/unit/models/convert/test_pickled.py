@@ -348,7 +348,7 @@ def valid(root: Path) -> list[bytes]:
     return [save(root / "a", TENSORS).read_bytes(), save_stream(root / "b", TENSORS).read_bytes()]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(which=st.integers(0, 1), seed=st.integers(0, 2**32), count=st.integers(1, 6), cut=st.booleans())
 def test_damaged_files_are_read_or_refused(tmp_path: Path, which: int, seed: int, count: int, cut: bool) -> None:
     """Any change of any bytes gives tensors inside the file, or one kind of error."""
@@ -366,7 +366,7 @@ def test_damaged_files_are_read_or_refused(tmp_path: Path, which: int, seed: int
         assert each.data.copy().nbytes <= 4 * len(content)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=300))
 def test_any_pickle_is_read_or_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ModelFileError):

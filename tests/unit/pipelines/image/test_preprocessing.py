@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -57,7 +57,6 @@ def test_images_are_resized_as_a_whole(spec: ImageSpec, name: str) -> None:
     st.sampled_from(["", "shortest", "squash"]),
     st.integers(0, 5),
 )
-@settings(max_examples=60)
 def test_any_size_becomes_the_model_s(
     width: int, height: int, edge: int, size: tuple[int, int], resize: str, resample: int
 ) -> None:

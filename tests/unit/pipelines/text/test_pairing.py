@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -111,7 +111,6 @@ def test_the_longer_text_is_cut_first(first: int, second: int, limit: int) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60)
 @given(first=SHORT, second=SHORT, max_tokens=st.integers(6, 24), direction=st.sampled_from(DIRECTIONS))
 def test_pairs_are_those_of_the_library(
     tokenizers: dict[str, Both], kind: str, first: str, second: str, max_tokens: int, direction: Direction
@@ -132,7 +131,6 @@ def test_pairs_are_those_of_the_library(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40)
 @given(first=TEXTS, second=TEXTS, max_tokens=st.integers(6, 24), direction=st.sampled_from(DIRECTIONS))
 def test_long_texts_are_cut_as_if_they_had_been_read_whole(
     tokenizers: dict[str, Both], kind: str, first: str, second: str, max_tokens: int, direction: Direction
@@ -152,7 +150,6 @@ def test_long_texts_are_cut_as_if_they_had_been_read_whole(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40)
 @given(text=SHORT, max_tokens=st.integers(4, 24), direction=st.sampled_from(DIRECTIONS))
 def test_single_texts_are_those_of_the_library(
     tokenizers: dict[str, Both], kind: str, text: str, max_tokens: int, direction: Direction
@@ -193,7 +190,6 @@ def test_partly_read_texts_are_compared_by_characters(
         assert (framed.first, framed.second) == lengths
 
 
-@settings(max_examples=60)
 @given(document=TEXTS, max_tokens=st.integers(1, 30), direction=st.sampled_from(DIRECTIONS))
 def test_a_document_may_be_cut_by_itself_first(
     tokenizers: dict[str, Both], document: str, max_tokens: int, direction: Direction

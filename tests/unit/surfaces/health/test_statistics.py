@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 from google.protobuf.json_format import MessageToDict
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.kserve import protocol_pb2 as protocol
@@ -52,7 +52,6 @@ def _set(duration: Any, spent: DurationStat) -> None:
     duration.count, duration.ns = spent.count, spent.ns
 
 
-@settings(max_examples=200)
 @given(stats=st.lists(models, max_size=2))
 def test_as_protobuf_writes_it(stats: list[ModelStats]) -> None:
     """Names, order of nothing, strings for 64 bits and what is left out: all as from a client of Triton."""

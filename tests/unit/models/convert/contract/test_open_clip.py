@@ -441,7 +441,7 @@ SECTIONS = {
 
 
 @given(data=st.data())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_settings_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     """For any values: the error names a key of the file, or the result is valid."""
     section = data.draw(st.sampled_from(sorted(SECTIONS)))

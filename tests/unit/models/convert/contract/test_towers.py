@@ -347,7 +347,7 @@ KEYS = ["size", "crop_size", "do_resize", "do_center_crop", "resample", "image_m
 
 
 @given(changes=st.dictionaries(st.sampled_from(KEYS), JSON, max_size=3), family=st.sampled_from(FAMILIES))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_processor_is_read_or_refused(tmp_path: Path, changes: dict[str, Any], family: str) -> None:
     try:
         spec = read_towers(towers(tmp_path, family, processor=changes)).image_spec

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.pipelines.chat.tools import ParserKind, call_object
@@ -55,7 +55,6 @@ PROSE = st.sampled_from(["", "Let me see. ", "\n\n", "Größe 🌊: 5 < 6\n", "S
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150)
 @given(text=PARTS, parallel=st.booleans(), data=st.data())
 def test_any_text_is_parsed_alike_however_it_is_split(
     kind: ParserKind, text: str, parallel: bool, data: st.DataObject
