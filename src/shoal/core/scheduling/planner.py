@@ -132,6 +132,10 @@ class _Class(Generic[E]):
     items: int = 0
     work: float = 0.0
 
+    @property
+    def waits_since(self) -> float:
+        return max(self.last_served, self.since)
+
 
 class Planner(Generic[E]):
     """The queue of one lane, which picks the next batch. Not thread-safe; the caller passes the time as `now`.
@@ -398,21 +402,20 @@ class Planner(Generic[E]):
         )
 
     def _class_order(self, now: float) -> list[TrafficClass]:
-        """Return the classes by virtual time; a class not served for `max_age_ms` goes first.
+        """Return the classes with items by virtual time; one not served for `max_age_ms` goes first, and of several the
+        one that waits longest.
 
         Age counts from when the class was last served, not from its oldest item: a backlog is always old, and would
         turn the queue into first come, first served, which would favor the bulk client.
         """
-        busy = [name for name, lane in self._classes.items() if lane.items]
-        if len(busy) == 1:
-            return busy
-        starved = [
-            n
-            for n in busy
-            if (now - max(self._classes[n].last_served, self._classes[n].since)) * 1000 > self.limits.max_age_ms
-        ]
-        by_time = sorted(busy, key=lambda name: self._classes[name].vtime)
-        return starved[:1] + [name for name in by_time if name not in starved[:1]]
+        classes = self._classes
+        order = sorted([name for name, lane in classes.items() if lane.items], key=lambda name: classes[name].vtime)
+        if len(order) > 1:
+            oldest = min(order, key=lambda name: classes[name].waits_since)
+            if (now - classes[oldest].waits_since) * 1000 > self.limits.max_age_ms:
+                order.remove(oldest)
+                order.insert(0, oldest)
+        return order
 
     def _virtual_now(self) -> float:
         """Return the smallest virtual time of the classes with items, or the largest of all if every class is empty.

@@ -247,6 +247,17 @@ def test_starved_class_goes_first() -> None:
     assert order == ["interactive", "interactive", "interactive", "bulk", "interactive"]
 
 
+@pytest.mark.parametrize("batch_s", [0.2, 0.3, 10.0])
+def test_no_class_starves_where_batches_are_longer_than_the_age(batch_s: float) -> None:
+    """When every class is over max_age_ms at each batch, they alternate."""
+    queue = planner(max_age_ms=250, max_batch_size=1)
+    for number in range(20):
+        queue.add([Work(request=number)], 0.0)
+        queue.add([Work(traffic="bulk", request=("b", number))], 0.0)
+    order = [taken(queue, number * batch_s).entries[0].traffic for number in range(20)]
+    assert Counter(order) == {"interactive": 10, "bulk": 10}
+
+
 def test_interactive_batch_takes_few_bulk_companions() -> None:
     """Bulk items fill an interactive batch only up to a quarter of max_batch_ms."""
     queue = planner(max_batch_ms=8.0)
