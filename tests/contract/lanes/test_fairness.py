@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from shoal.backends.fake.model import FakeScript
-from shoal.core.scheduling.planner import WEIGHTS, Limits
+from shoal.core.scheduling.fair_queue import WEIGHTS
+from shoal.core.scheduling.planner import Limits
 from tests.contract.lanes.traffic import Load, TrafficResult
 from tests.unit.core.conftest import run_virtual
 from tests.unit.core.lanes import make_lane

@@ -11,7 +11,7 @@ WALK = Path(__file__).parents[3] / "bench" / "walk.py"
 
 MAX_CALLS = 168
 MAX_FILES = 42
-"""`fake:` takes 168 and 41, the embedded engine 190 and 50; three calls are for `shoal explain`. Lower the limits with
+"""`fake:` takes 168 and 42, the embedded engine 190 and 51; three calls are for `shoal explain`. Lower the limits with
 the way; docs/design.md says why it is not shorter."""
 
 MAX_TURNS = 5

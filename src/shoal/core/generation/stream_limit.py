@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from shoal.core.scheduling.admission import LATE_PART, wait_before_retry
+from shoal.core.scheduling.fair_queue import Rotation
 from shoal.errors import DeadlineExceeded, Overloaded
 from shoal.types import Context
 
@@ -29,7 +30,7 @@ class StreamLimit:
         self._max_queued = queued
         self._clock = clock
         self._handovers: deque[float] = deque(maxlen=max(limit, LEAST_HANDED))
-        self._waiters: dict[str, deque[asyncio.Future[None]]] = {}
+        self._waiters: Rotation[asyncio.Future[None]] = Rotation()
 
     async def enter(self, ctx: Context) -> None:
         """Take a slot, which must be given back with `leave`. Raises Overloaded when the queue is full or the wait too
@@ -40,7 +41,7 @@ class StreamLimit:
         self._check_room(ctx)
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waiting += 1
-        self._waiters.setdefault(ctx.client, deque()).append(place)
+        self._waiters.add(ctx.client, place)
         try:
             async with asyncio.timeout(ctx.remaining(self._clock())):
                 await asyncio.shield(place)
@@ -52,7 +53,7 @@ class StreamLimit:
             raise
 
     def _check_room(self, ctx: Context) -> None:
-        mine = len(self._waiters.get(ctx.client, ()))
+        mine = len(self._waiters.clients.get(ctx.client, ()))
         now = self._clock()
         seconds = self._estimate_wait_s(ctx.client, now)
         if self.waiting >= self._max_queued:
@@ -80,8 +81,8 @@ class StreamLimit:
         handed = self._handovers
         if len(handed) != handed.maxlen:
             return 0.0
-        turns = len(self._waiters.get(client, ())) + 1
-        before = sum(min(len(queue), turns) for name, queue in self._waiters.items() if name != client)
+        turns = len(self._waiters.clients.get(client, ())) + 1
+        before = sum(min(len(queue), turns) for name, queue in self._waiters.clients.items() if name != client)
         pace = max((handed[-1] - handed[0]) / (len(handed) - 1), (now - handed[0]) / len(handed))
         return (before + turns) * pace
 
@@ -90,23 +91,17 @@ class StreamLimit:
         if place.done():
             self.leave()
             return
-        queue = self._waiters[client]
-        queue.remove(place)
+        self._waiters.discard(client, place)
         self.waiting -= 1
-        if not queue:
-            del self._waiters[client]
 
     def leave(self) -> None:
-        """Hand the slot to the client at the head of the rotation, and move that client to the end."""
-        if not self._waiters:
+        """Hand the slot to the client whose turn it is."""
+        if not self.waiting:
             self.free += 1
             self._handovers.clear()
             return
         self._handovers.append(self._clock())
-        client, queue = next(iter(self._waiters.items()))
-        place = queue.popleft()
+        client, place = self._waiters.turn()
+        self._waiters.discard(client, place)
         self.waiting -= 1
-        del self._waiters[client]
-        if queue:
-            self._waiters[client] = queue
         place.set_result(None)

@@ -11,7 +11,7 @@ from random import random
 import msgspec
 
 from shoal.core.scheduling.drain_rate import DrainTime
-from shoal.core.scheduling.planner import WEIGHTS
+from shoal.core.scheduling.fair_queue import WEIGHTS
 from shoal.errors import Overloaded
 from shoal.types import BatchTask, Context, Rerank, TrafficClass
 

@@ -1,15 +1,100 @@
-"""Queued entries in fair order: requests of clients, each with its virtual time (see `planner`)."""
+"""Fair order: the shares of classes, clients in rotation, and entries of clients and requests, each of which has its
+virtual time (see `planner`)."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
 
 from shoal.core.protocols import round_up
 from shoal.types import TrafficClass
+
+WEIGHTS: dict[TrafficClass, int] = {"interactive": 8, "bulk": 1}
+
+
+@dataclass(slots=True)
+class ClassShare:
+    """A traffic class's part of what is served. `vtime`: the work served to it, divided by its weight. `last_served`:
+    when it was last served. `since`: when it last became non-empty."""
+
+    weight: int
+    vtime: float = 0.0
+    last_served: float = 0.0
+    since: float = 0.0
+    items: int = 0
+
+    @property
+    def waits_since(self) -> float:
+        return max(self.last_served, self.since)
+
+
+def enter_class(classes: Mapping[TrafficClass, ClassShare], entered: ClassShare, now: float) -> None:
+    """Record that an empty class gets items.
+
+    It starts at the smallest virtual time of the classes with items, or the largest of all if every class is empty. The
+    service of a class before an idle period is therefore neither its debt afterwards nor another's credit.
+    """
+    waiting = [share.vtime for share in classes.values() if share.items]
+    virtual_now = min(waiting) if waiting else max([share.vtime for share in classes.values()])
+    entered.since = now
+    entered.vtime = max(entered.vtime, virtual_now)
+
+
+def order_classes(classes: Mapping[TrafficClass, ClassShare], now: float, max_age_ms: float) -> list[TrafficClass]:
+    """Return the classes with items by virtual time; one not served for `max_age_ms` goes first, and of several the one
+    that waits longest.
+
+    Age counts from when the class was last served, not from its oldest item: a backlog is always old, and would
+    turn the queue into first come, first served, which would favor the bulk client.
+    """
+    order = sorted([name for name, share in classes.items() if share.items], key=lambda name: classes[name].vtime)
+    if len(order) > 1:
+        oldest = min(order, key=lambda name: classes[name].waits_since)
+        if (now - classes[oldest].waits_since) * 1000 > max_age_ms:
+            order.remove(oldest)
+            order.insert(0, oldest)
+    return order
+
+
+M = TypeVar("M", bound=Hashable)
+
+
+class Rotation(Generic[M]):
+    """Members of clients, who take turns whatever the number of their members. Every operation is O(1).
+
+    Only its methods change `clients`, the members of each client in order, the client whose turn is next first.
+    """
+
+    __slots__ = ("clients",)
+
+    def __init__(self) -> None:
+        self.clients: OrderedDict[str, OrderedDict[M, None]] = OrderedDict()
+
+    def add(self, client: str, member: M) -> None:
+        self.clients.setdefault(client, OrderedDict())[member] = None
+
+    def discard(self, client: str, member: M) -> bool:
+        """Remove a member; returns whether it was there."""
+        members = self.clients.get(client)
+        if members is None or member not in members:
+            return False
+        del members[member]
+        if not members:
+            del self.clients[client]
+        return True
+
+    def turn(self) -> tuple[str, M]:
+        """Return the next client and its first member, which stays; both move to the end. There must be one."""
+        client, members = next(iter(self.clients.items()))
+        member = next(iter(members))
+        members.move_to_end(member)
+        self.clients.move_to_end(client)
+        return client, member
 
 
 class Entry(msgspec.Struct, eq=False):

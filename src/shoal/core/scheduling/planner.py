@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Generic
 
@@ -19,10 +19,8 @@ import msgspec
 
 from shoal.core.protocols import CostModel, EngineFacts, round_up
 from shoal.core.scheduling.batch_draft import Draft
-from shoal.core.scheduling.fair_queue import Branch, E, Flow
+from shoal.core.scheduling.fair_queue import WEIGHTS, Branch, ClassShare, E, Flow, enter_class, order_classes
 from shoal.types import TrafficClass
-
-WEIGHTS: dict[TrafficClass, int] = {"interactive": 8, "bulk": 1}
 
 INTERACTIVE_MEMORY_S = 1.0
 """Time after an interactive item during which the lane counts as shared and bulk batches are kept short."""
@@ -121,20 +119,11 @@ class _FreeSlot(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class _Class(Generic[E]):
-    """A traffic class. `last_served`: when it was last served. `since`: when it last became non-empty."""
+class _Class(ClassShare, Generic[E]):
+    """A traffic class with its clients and the work of its entries."""
 
-    root: Branch[E]
-    weight: int
-    vtime: float = 0.0
-    last_served: float = 0.0
-    since: float = 0.0
-    items: int = 0
+    root: Branch[E] = field(kw_only=True)
     work: float = 0.0
-
-    @property
-    def waits_since(self) -> float:
-        return max(self.last_served, self.since)
 
 
 class Planner(Generic[E]):
@@ -152,7 +141,7 @@ class Planner(Generic[E]):
         self._work = 0.0
         self._buckets = tuple(length_buckets)
         self._classes: dict[TrafficClass, _Class[E]] = {
-            name: _Class(Branch(name, 0.0), weight) for name, weight in WEIGHTS.items()
+            name: _Class(weight, root=Branch(name, 0.0)) for name, weight in WEIGHTS.items()
         }
         self._arrivals: deque[E] = deque()
         self._sequence = count(1)
@@ -166,8 +155,7 @@ class Planner(Generic[E]):
         first = entries[0]
         lane = self._classes[first.traffic]
         if not lane.items:
-            lane.since = now
-            lane.vtime = max(lane.vtime, self._virtual_now())
+            enter_class(self._classes, lane, now)
         items, tokens, work = len(entries), 0, 0.0
         for entry in entries:
             entry.queued, entry.sequence, cost = True, next(self._sequence), entry.cost
@@ -257,7 +245,7 @@ class Planner(Generic[E]):
         looked = 0
         expired: list[E] = []
         hasty: list[E] = []
-        for name in self._class_order(now):
+        for name in order_classes(self._classes, now, self.limits.max_age_ms):
             lane = self._classes[name]
             draft.open(self._longest_tokens(name, draft, now, slot.replicas))
             while lane.root.heap and looked < SCAN_LIMIT and not draft.is_closed(portion):
@@ -400,30 +388,6 @@ class Planner(Generic[E]):
             and seconds * 1000 > self.limits.max_batch_ms
             and now - self._interactive_seen < max(seconds, INTERACTIVE_MEMORY_S)
         )
-
-    def _class_order(self, now: float) -> list[TrafficClass]:
-        """Return the classes with items by virtual time; one not served for `max_age_ms` goes first, and of several the
-        one that waits longest.
-
-        Age counts from when the class was last served, not from its oldest item: a backlog is always old, and would
-        turn the queue into first come, first served, which would favor the bulk client.
-        """
-        classes = self._classes
-        order = sorted([name for name, lane in classes.items() if lane.items], key=lambda name: classes[name].vtime)
-        if len(order) > 1:
-            oldest = min(order, key=lambda name: classes[name].waits_since)
-            if (now - classes[oldest].waits_since) * 1000 > self.limits.max_age_ms:
-                order.remove(oldest)
-                order.insert(0, oldest)
-        return order
-
-    def _virtual_now(self) -> float:
-        """Return the smallest virtual time of the classes with items, or the largest of all if every class is empty.
-
-        The service of a class before an idle period is therefore neither its debt afterwards nor another's credit.
-        """
-        waiting = [lane.vtime for lane in self._classes.values() if lane.items]
-        return min(waiting) if waiting else max([lane.vtime for lane in self._classes.values()])
 
     def _top(self, root: Branch[E]) -> tuple[Branch[E], Flow[E]]:
         client = root.heap[0][2]

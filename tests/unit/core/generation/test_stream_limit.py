@@ -61,11 +61,11 @@ async def test_clients_take_turns_not_requests() -> None:
     await until(lambda: limit.free == 0)
     names = ["greedy"] * 5 + ["modest"] * 2
     waiting = [asyncio.create_task(hold(limit, by(name), order)) for name in names]
-    await until(lambda: sum(map(len, limit._waiters.values())) == 7)
+    await until(lambda: sum(map(len, limit._waiters.clients.values())) == 7)
     release.set()
     await asyncio.gather(first, *waiting)
     assert order == ["holder", "greedy", "modest", "greedy", "modest", "greedy", "greedy", "greedy"]
-    assert (limit.free, limit._waiters) == (1, {})
+    assert (limit.free, limit._waiters.clients) == (1, {})
 
 
 async def test_a_newcomer_does_not_pass_those_who_wait() -> None:
@@ -74,7 +74,7 @@ async def test_a_newcomer_does_not_pass_those_who_wait() -> None:
     first = asyncio.create_task(hold(limit, by("holder"), order, release))
     await until(lambda: limit.free == 0)
     waits = asyncio.create_task(hold(limit, by("waits"), order))
-    await until(lambda: "waits" in limit._waiters)
+    await until(lambda: "waits" in limit._waiters.clients)
     release.set()
     await first
     await asyncio.gather(hold(limit, by("new"), order), waits)
@@ -87,9 +87,9 @@ async def test_cancelled_in_the_moment_of_hand_over_passes_the_place_on() -> Non
     first = asyncio.create_task(hold(limit, by("holder"), order, release))
     await until(lambda: limit.free == 0)
     cancelled, stays = (asyncio.create_task(hold(limit, by(name), order)) for name in ("gone", "stays"))
-    await until(lambda: len(limit._waiters) == 2)
+    await until(lambda: len(limit._waiters.clients) == 2)
     release.set()
-    await until(lambda: "gone" not in limit._waiters)
+    await until(lambda: "gone" not in limit._waiters.clients)
     cancelled.cancel()
     assert isinstance((await gathered(cancelled))[0], asyncio.CancelledError)
     await asyncio.gather(first, stays)
@@ -103,11 +103,11 @@ async def test_cancelled_while_waiting_leaves_the_queue() -> None:
     first = asyncio.create_task(hold(limit, by("holder"), order, release))
     await until(lambda: limit.free == 0)
     alone, one, two = (asyncio.create_task(hold(limit, by(name), order)) for name in ("alone", "pair", "pair"))
-    await until(lambda: sum(map(len, limit._waiters.values())) == 3)
+    await until(lambda: sum(map(len, limit._waiters.clients.values())) == 3)
     for task in (alone, one):
         task.cancel()
     await gathered(alone, one)
-    assert list(limit._waiters) == ["pair"]
+    assert list(limit._waiters.clients) == ["pair"]
     release.set()
     await asyncio.gather(first, two)
     assert (order, limit.free) == (["holder", "pair"], 1)
@@ -124,7 +124,7 @@ def test_waiting_ends_at_the_deadline(virtual: Run[None]) -> None:
                 async with permit(limit, by("late", 7.0)):
                     raise AssertionError("it has no place")
             assert loop.time() - begun == pytest.approx(7.0, abs=0.05)
-            assert not limit._waiters
+            assert not limit._waiters.clients
         assert limit.free == 1
 
     virtual(main)
@@ -159,7 +159,7 @@ def test_places_are_never_lost_nor_doubled(virtual: Run[None], seed: int) -> Non
         expected = DeadlineExceeded | Overloaded | asyncio.CancelledError
         assert not [o for o in outcomes if o is not None and not isinstance(o, expected)]
         assert outcomes.count(None) > 20
-        assert (limit.free, limit._waiters, inside.total()) == (places, {}, 0)
+        assert (limit.free, limit._waiters.clients, inside.total()) == (places, {}, 0)
 
     virtual(main)
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.protocols import CostModel, EngineFacts, round_up
-from shoal.core.scheduling.fair_queue import Entry
-from shoal.core.scheduling.planner import BULK_RUN, SCAN_LIMIT, SPARE_ARRIVALS, WEIGHTS, Batch, Limits, Planner, Wait
+from shoal.core.scheduling.fair_queue import WEIGHTS, Entry
+from shoal.core.scheduling.planner import BULK_RUN, SCAN_LIMIT, SPARE_ARRIVALS, Batch, Limits, Planner, Wait
 from shoal.types import TrafficClass
 
 BUCKETS = (8, 16, 32, 64)
