@@ -149,7 +149,8 @@ class Lane:
         facts = engines[0].facts
         self._cost = facts.cost  # only for its `work`, which depends on the model alone
         self._planner: Planner[Item] = Planner(options.limits, facts.length_buckets, facts.cost.attention)
-        self._preparer = Preparer(pipeline, threads, self._accept_prepared, self._count_held_items)
+        max_age_ms = options.limits.max_age_ms
+        self._preparer = Preparer(pipeline, threads, self._accept_prepared, self._count_held_items, max_age_ms, clock)
         self._parts: deque[_BatchPart] = deque()
         self._coalescer = Coalescer()
         self._requests: set[RequestState] = set()
@@ -211,6 +212,8 @@ class Lane:
             return result
         finally:
             self._requests.discard(request)
+            if request.waiting:
+                self._preparer.discard(request)
             if request.items:
                 self._withdraw(request)
             self.admission.release(permit, true_work)

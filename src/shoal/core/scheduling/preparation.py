@@ -9,7 +9,8 @@ The numbers are measured:
   texts are prepared inline when all threads are busy.
 - Pipelines with "light" work prepare in microseconds: one job per tick, on the event loop.
 - Each item of "heavy" work counts as a text that exceeds a job. Heavy items may use every thread, until the pipeline's
-  limit of held items is reached.
+  limit of held items is reached. That limit may keep most of them from the planner, so they are prepared in its order
+  of classes and clients.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from copy import copy
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from math import inf
 
 from shoal.core.protocols import BoundedPipeline, Pipeline, Prepared
+from shoal.core.scheduling.fair_queue import WEIGHTS, ClassShare, Rotation, enter_class, order_classes
 from shoal.core.scheduling.request_state import RequestState
 from shoal.core.threads import Threads
 from shoal.errors import InternalError, ShoalError
@@ -40,11 +43,58 @@ AHEAD = 256
 Outcome = tuple[RequestState, int, Prepared | ShoalError]
 
 
+@dataclass(slots=True)
+class _LargeClass(ClassShare):
+    """A traffic class with its requests, which are its items."""
+
+    rotation: Rotation[RequestState] = field(default_factory=Rotation)
+
+
+class LargeQueue:
+    """Requests whose next item is a job of its own. Classes are served by their shares, clients and their requests in
+    turn, one item each. Pure: the caller passes the time as `now`.
+
+    A request stays until it is discarded, or is done when its turn comes.
+    """
+
+    def __init__(self, max_age_ms: float) -> None:
+        self.requests = 0
+        self._max_age_ms = max_age_ms
+        self._classes: dict[TrafficClass, _LargeClass] = {name: _LargeClass(weight) for name, weight in WEIGHTS.items()}
+
+    def add(self, request: RequestState, now: float) -> None:
+        share = self._classes[request.traffic]
+        if not share.items:
+            enter_class(self._classes, share, now)
+        share.rotation.add(request.ctx.client, request)
+        share.items += 1
+        self.requests += 1
+
+    def discard(self, request: RequestState) -> None:
+        """Remove a request; does nothing if it is not queued."""
+        share = self._classes[request.traffic]
+        if share.rotation.discard(request.ctx.client, request):
+            share.items -= 1
+            self.requests -= 1
+
+    def turn(self, now: float) -> RequestState | None:
+        """Return the request whose item is next, and charge its class; done requests are removed."""
+        while self.requests:
+            share = self._classes[order_classes(self._classes, now, self._max_age_ms)[0]]
+            _, request = share.rotation.turn()
+            if not request.done:
+                share.vtime += 1 / share.weight
+                share.last_served = now
+                return request
+            self.discard(request)
+        return None
+
+
 class Preparer:
     """Calls `deliver` with one outcome for every item of every added request, in no guaranteed order.
 
     `count_held` returns the number of items delivered but not answered, for a pipeline that limits them
-    (BoundedPipeline). Call `resume` when that number decreases.
+    (BoundedPipeline). Call `resume` when that number decreases. `max_age_ms` is that of the planner's Limits.
     """
 
     def __init__(
@@ -53,16 +103,20 @@ class Preparer:
         threads: Threads,
         deliver: Callable[[list[Outcome]], None],
         count_held: Callable[[], int],
+        max_age_ms: float,
+        clock: Callable[[], float],
     ) -> None:
         self._pipeline = pipeline
         self._max_held = pipeline.max_held_items if isinstance(pipeline, BoundedPipeline) else inf
         self._count_held = count_held
         self._is_light = pipeline.work == "light"
         self._is_heavy = pipeline.work == "heavy"
+        self._large_above = -inf if self._is_heavy else inf if self._is_light else JOB_TOKENS
         self._threads = threads
         self._deliver = deliver
+        self._clock = clock
         self._queues: dict[TrafficClass, deque[RequestState]] = {"interactive": deque(), "bulk": deque()}
-        self._large_queue: deque[RequestState] = deque()
+        self._large_queue = LargeQueue(max_age_ms)
         self._new_requests: deque[RequestState] = deque()
         self._jobs = 0
         self._large_jobs = 0
@@ -80,9 +134,13 @@ class Preparer:
         if not request.waiting and request.cursor < len(request.tokens) and request.ahead <= AHEAD // 2:
             self.add(request)
 
+    def discard(self, request: RequestState) -> None:
+        """Drop a request that is done, so that its inputs are freed even if no large item can start."""
+        self._large_queue.discard(request)
+
     def resume(self) -> None:
         """Continue with large items, for which there may be room again."""
-        if self._large_queue:
+        if self._large_queue.requests:
             self._schedule()
 
     def _schedule(self) -> None:
@@ -91,9 +149,11 @@ class Preparer:
             asyncio.get_running_loop().call_soon(self._tick)
 
     def _put(self, request: RequestState) -> None:
-        large = self._is_heavy or (not self._is_light and request.estimates[request.cursor] > JOB_TOKENS)
-        (self._large_queue if large else self._queues[request.traffic]).append(request)
         request.waiting = True
+        if request.estimates[request.cursor] > self._large_above:
+            self._large_queue.add(request, self._clock())
+        else:
+            self._queues[request.traffic].append(request)
 
     def _tick(self) -> None:
         self._is_scheduled = False
@@ -107,13 +167,15 @@ class Preparer:
         inline = INLINE_TOKENS
         threads = self._threads.count
         most_large = threads if self._is_heavy else max(1, threads - 1)
-        while self._large_queue and self._jobs < threads and self._large_jobs < most_large and self._has_room():
-            request = self._large_queue.popleft()
-            request.waiting = False
-            if not request.done and (job := _take_items(request, 1)[0]):
-                self._large_jobs += 1
-                self._submit(job, large=True)
-                self._put_back(request)
+        queue = self._large_queue
+        while queue.requests and self._jobs < threads and self._large_jobs < most_large and self._has_room():
+            request = queue.turn(self._clock())
+            if request is not None:
+                self._submit(_take_items(request, 1)[0], large=True)
+                if not _can_prepare_more(request) or _next_tokens(request) <= self._large_above:
+                    queue.discard(request)
+                    request.waiting = False
+                    self._put_back(request)
         while self._jobs < threads:
             job, tokens = self._collect(JOB_TOKENS) if any(self._queues.values()) else ([], 0)
             if not job:
@@ -149,6 +211,7 @@ class Preparer:
 
     def _submit(self, job: list[tuple[RequestState, int]], *, large: bool = False) -> None:
         self._jobs += 1
+        self._large_jobs += large
         future = asyncio.ensure_future(self._threads.run(partial(self._prepare, job)))
         future.add_done_callback(partial(self._finish_job, job, large))
 

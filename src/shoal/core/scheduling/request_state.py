@@ -50,8 +50,8 @@ class RequestState(msgspec.Struct, eq=False):
 
     `task_items` are the items of its task, `estimates` their token counts as estimated by `Pipeline.estimate`.
     The preparer owns three fields. `cursor`: number of items handed out for preparation. `ahead`: those of them that
-    are not dispatched to an engine yet. `waiting`: whether the request is in a queue of the preparer. `record`: where
-    its batches are noted.
+    are not dispatched to an engine yet. `waiting`: whether the request is in a queue of the preparer, while it is not
+    done. `record`: where its batches are noted.
     """
 
     task: BatchTask

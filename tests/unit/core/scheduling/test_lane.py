@@ -24,7 +24,7 @@ from shoal.errors import (
     TransportFailed,
     Unavailable,
 )
-from shoal.types import Embedded
+from shoal.types import Embedded, TrafficClass
 from tests.unit.core.conftest import Run, gathered, until
 from tests.unit.core.lanes import Reports, context, embed, engine, make_lane, right
 
@@ -254,6 +254,59 @@ def test_a_hanging_engine_does_not_exceed_the_limit(virtual: Run[None]) -> None:
         assert lane.queue_size[0] + sum(rows for rows, _ in engine(lane).batches) == 5
         assert all(isinstance(outcome, DeadlineExceeded) for outcome in await gathered(*calls))
         await until(lambda: idle(lane))
+
+    virtual(main)
+
+
+@pytest.mark.parametrize("traffic", ["bulk", "interactive"])
+@pytest.mark.parametrize("requests", [1, 200])
+def test_an_image_does_not_wait_for_those_of_another_client(
+    virtual: Run[None], monkeypatch: pytest.MonkeyPatch, requests: int, traffic: TrafficClass
+) -> None:
+    """b's one item, prepared and answered among the first, beside 200 of a: each of a request, or all of one."""
+
+    async def main() -> None:
+        lane = make_lane(FakeScript(delay_ms=10), pipeline=Holding)
+        prepared: list[Any] = []
+        prepare = lane.pipeline.prepare
+
+        def watched(items: Any) -> Any:
+            prepared.extend(item for _, item in items)
+            return prepare(items)
+
+        monkeypatch.setattr(lane.pipeline, "prepare", watched)
+        texts = [[f"a {number} {index}" for index in range(200 // requests)] for number in range(requests)]
+        tasks = [asyncio.create_task(lane.run(embed(*each), context(client="a", traffic="bulk"))) for each in texts]
+        await until(lambda: lane._count_held_items() == 5)
+        answer = await lane.run(embed("b"), context(client="b", traffic=traffic))
+        assert right(answer, ["b"])
+        assert prepared.index("b") <= 6
+        assert len(prepared) < 20
+        assert sum(task.done() for task in tasks) < 20
+        for task, each in zip(tasks, texts, strict=True):
+            assert right(await task, each)
+        assert len(prepared) == len(set(prepared)) == 201
+        assert idle(lane)
+
+    virtual(main)
+
+
+def test_images_of_callers_who_left_are_let_go_while_the_engine_hangs(virtual: Run[None]) -> None:
+    """They leave the queue of items to prepare, although nothing is taken from it."""
+
+    async def main() -> None:
+        lane = make_lane(FakeScript(delay_ms=5000), pipeline=Holding)
+        calls = [asyncio.create_task(lane.run(embed(f"{number}"), context(100.0))) for number in range(30)]
+        await asyncio.sleep(0.5)
+        waiting = [weakref.ref(request.future) for request in lane._requests if not request.cursor]
+        assert len(waiting) == 25
+        for call in calls[5:]:
+            call.cancel()
+        await gathered(*calls[5:])
+        del call, calls[5:]
+        assert not [one for one in waiting if one() is not None]
+        assert len(await gathered(*calls)) == 5
+        assert idle(lane)
 
     virtual(main)
 

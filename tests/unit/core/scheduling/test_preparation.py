@@ -1,21 +1,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shoal.backends.fake.model import FakePipeline, FakeScript
 from shoal.core.protocols import Prepared, WorkWeight
 from shoal.core.scheduling.admission import classify_traffic
+from shoal.core.scheduling.fair_queue import WEIGHTS
 from shoal.core.scheduling.preparation import AHEAD, INLINE_TOKENS, JOB_ITEMS, JOB_TOKENS, Outcome, Preparer
 from shoal.core.scheduling.request_state import RequestState
 from shoal.core.threads import Threads
 from shoal.errors import InternalError, InvalidValue, ShoalError, Unavailable
-from shoal.types import BatchTask, Embed, TextItem
+from shoal.types import BatchTask, Embed, TextItem, TrafficClass
 from shoal.types import Item as AnyItem
-from tests.unit.core.conftest import until
+from tests.unit.core.conftest import run_virtual, until
 from tests.unit.core.lanes import context
 
 T = TypeVar("T")
@@ -40,8 +44,10 @@ class Gate(Threads):
     def __init__(self, count: int = 2) -> None:
         super().__init__("gate", count)
         self.waiting: list[asyncio.Future[None]] = []
+        self.calls: list[Any] = []
 
     async def run(self, call: Callable[[], T]) -> T:
+        self.calls.append(call)
         self.waiting.append(gate := asyncio.get_running_loop().create_future())
         await gate
         return call()
@@ -57,17 +63,41 @@ class PreparerHarness:
         self.pipeline, self.gate = pipeline or Jobs(), Gate(count)
         self.delivered: list[Outcome] = []
         self.answered = 0
+        self.now = 0.0
         self.preparer = Preparer(
-            self.pipeline, self.gate, self.delivered.extend, lambda: len(self.delivered) - self.answered
+            self.pipeline,
+            self.gate,
+            self.delivered.extend,
+            lambda: len(self.delivered) - self.answered,
+            max_age_ms=250,
+            clock=lambda: self.now,
         )
 
-    def add(self, *inputs: TextItem) -> RequestState:
-        task, ctx = Embed(model="m", inputs=list(inputs)), context()
+    def add(self, *inputs: TextItem, client: str = "c", traffic: TrafficClass | None = None) -> RequestState:
+        task, ctx = Embed(model="m", inputs=list(inputs)), context(client=client, traffic=traffic)
         estimates = [self.pipeline.estimate(item) for item in task.items]
         traffic = classify_traffic(ctx, len(inputs))
         pending = RequestState(task, task.items, ctx, traffic=traffic, arrived=0.0, estimates=estimates)
         self.preparer.add(pending)
         return pending
+
+    async def prepare_next(self) -> tuple[RequestState, int]:
+        """Let the oldest job in a thread end; returns its item, which is answered at once."""
+        await self.settle()
+        self.gate.let_go()
+        await self.settle()
+        await self.answer()
+        return self.delivered[-1][:2]
+
+    async def answer(self) -> None:
+        """Answer one prepared item, which makes room for another one."""
+        self.answered += 1
+        self.preparer.resume()
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Wait until every job waits at the gate and none can start."""
+        await until(lambda: not self.preparer._is_scheduled and self.preparer._jobs == len(self.gate.waiting))
 
     @property
     def jobs(self) -> list[list[Any]]:
@@ -486,3 +516,110 @@ async def test_cancelled_heavy_requests_are_not_prepared() -> None:
     harness.gate.let_go()
     await until(lambda: len(harness.delivered) == 2)
     assert harness.jobs == [["held"], ["stays"]]
+
+
+@pytest.mark.parametrize("kind", [Heavy, Whole])
+async def test_clients_take_turns_with_large_items(kind: type[Jobs]) -> None:
+    """One item of b behind 200 of a, in one request or in many, waits for those in threads and for one turn of a."""
+    for requests in (1, 200):
+        harness = PreparerHarness(count=2, pipeline=kind())
+        a = [harness.add(*[HUGE] * (200 // requests), client="a", traffic="bulk") for _ in range(requests)]
+        await harness.settle()
+        b = harness.add(HUGE, client="b", traffic="bulk")
+        order = [await harness.prepare_next() for _ in range(201)]
+        assert order.index((b, 0)) <= harness.gate.count + 1
+        order.remove((b, 0))
+        assert order == ([(a[0], index) for index in range(200)] if requests == 1 else [(each, 0) for each in a])
+
+
+async def test_large_items_of_classes_share_as_in_the_planner() -> None:
+    """Interactive items go first at once, bulk ones get one job in nine, and a class that was not served for
+    max_age_ms goes next."""
+    harness = PreparerHarness(count=1, pipeline=Heavy())
+    harness.add(*["text"] * 200, client="a")
+    await harness.settle()
+    for number in range(100):
+        harness.add("text", client=f"b{number % 3}")
+    classes = [request.traffic for request, _ in [await harness.prepare_next() for _ in range(91)]]
+    assert classes[:2] == ["bulk", "interactive"]
+    assert Counter(classes[1:]) == {"interactive": 10 * WEIGHTS["interactive"], "bulk": 10 * WEIGHTS["bulk"]}
+    classes = []
+    for _ in range(11):
+        harness.now += 0.3
+        classes.append((await harness.prepare_next())[0].traffic)
+    assert {*classes[1::2]} != {*classes[2::2]}
+    assert Counter(classes[1:]) == {"interactive": 5, "bulk": 5}
+    harness.gate.waiting.pop().cancel()
+
+
+async def test_large_requests_that_are_over_leave_the_queue_at_once() -> None:
+    """A discarded request is gone although nothing can start, and one that is done takes no turn of its class."""
+    harness = PreparerHarness(count=1, pipeline=Heavy())
+    held = harness.add("held")
+    gone, stays = [harness.add("gone", client="a") for _ in range(40)], harness.add("stays", client="a")
+    bulk_request = harness.add(*["text"] * 9, client="b")
+    await harness.settle()
+    for request in gone:
+        request.future.cancel()
+    for request in gone[:20]:
+        harness.preparer.discard(request)
+        harness.preparer.discard(request)
+    assert harness.preparer._large_queue.requests == 22
+    assert [(await harness.prepare_next())[0] for _ in range(3)] == [held, bulk_request, stays]
+    late = harness.add("late", client="a")
+    late.future.cancel()
+    bulk_request.future.cancel()
+    await harness.prepare_next()
+    assert (harness.preparer._large_queue.requests, harness.gate.waiting) == (0, [])
+
+
+Step = tuple[str, int, int]
+STEPS = st.one_of(
+    st.tuples(st.just("add"), st.integers(0, 2), st.integers(1, 12)),
+    st.tuples(st.sampled_from(["leave", "prepared", "answered"]), st.integers(0, 50), st.just(0)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=st.lists(STEPS, max_size=60))
+def test_large_items_are_prepared_once_and_in_order(steps: list[Step]) -> None:
+    """Whatever arrives, leaves or is answered when: every item of a request that stays is prepared once, the items of
+    each request and the requests of a client and class start in order, and the pipeline's limit holds."""
+
+    async def main() -> None:
+        harness, requests = PreparerHarness(pipeline=Holding()), list[RequestState]()
+        for action, number, size in steps:
+            if action == "add":
+                requests.append(harness.add(*["text"] * size, client=f"client {number}"))
+            elif action == "leave" and requests:
+                request = requests[number % len(requests)]
+                request.future.cancel()
+                harness.preparer.discard(request)
+            elif action == "prepared" and harness.gate.waiting:
+                harness.gate.waiting.pop(number % len(harness.gate.waiting)).set_result(None)
+            elif action == "answered" and harness.answered < len(harness.delivered):
+                await harness.answer()
+            harness.now += number / 1000
+            await harness.settle()
+            assert len(harness.delivered) + len(harness.gate.waiting) - harness.answered <= 3
+        while harness.gate.waiting or harness.answered < len(harness.delivered):
+            if harness.gate.waiting:
+                await harness.prepare_next()
+            else:
+                await harness.answer()
+        prepared = Counter((id(request), index) for request, index, _ in harness.delivered)
+        assert set(prepared.values()) <= {1}
+        for request in requests:
+            missing = [index for index in range(len(request.tokens)) if not prepared[id(request), index]]
+            assert not missing or request.done
+            assert request.done or not request.waiting
+        assert harness.preparer._large_queue.requests == 0
+        started = [call.args[0][0] for call in harness.gate.calls]
+        for request in requests:
+            own = [index for each, index in started if each is request]
+            assert own == list(range(len(own)))
+        for flow in {(request.ctx.client, request.traffic) for request in requests}:
+            first = [each for each, index in started if (each.ctx.client, each.traffic) == flow and not index]
+            assert first == [each for each in requests if each in first]
+
+    run_virtual(main)
