@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple, TypeVar
 from uuid import uuid4
 
 from shoal.batches.objects import Batch, StoredFile
-from shoal.batches.run import BatchRun, Call, Setup
+from shoal.batches.run import BatchRun, Call, Setup, Slots
 from shoal.batches.store import NewFile, Store, to_unavailable
 from shoal.errors import Conflict, InvalidValue, ObjectNotFound, Overloaded, Unavailable
 
@@ -90,7 +90,7 @@ class BatchDesk:
         self._setup = Setup(
             store=self._store,
             call=call,
-            slots=asyncio.Semaphore(self._limits.concurrency),
+            slots=Slots(self._limits.concurrency),
             scanning=asyncio.Semaphore(1),
             draining=self._draining,
             max_line_bytes=self._limits.max_line_bytes,

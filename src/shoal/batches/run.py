@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,54 @@ _NOT_RUN = {
 logger = logging.getLogger("shoal")
 
 
+class Slots:
+    """Slots for requests in flight. A free slot goes to the waiting client that holds the fewest, and to that batch of
+    the client's that holds the fewest; equals take turns."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._by_client: Counter[str] = Counter()
+        self._by_batch: Counter[str] = Counter()
+        self._waiting: dict[str, dict[str, deque[asyncio.Future[None]]]] = {}
+
+    async def acquire(self, batch: Batch) -> None:
+        """Take a slot for a request of the batch. It must be released."""
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(batch.client, {}).setdefault(batch.id, deque()).append(slot)
+        self._assign()
+        try:
+            await slot
+        except asyncio.CancelledError:
+            if not slot.cancelled():
+                self.release(batch)
+            raise
+
+    def release(self, batch: Batch) -> None:
+        self._free += 1
+        for held, key in ((self._by_client, batch.client), (self._by_batch, batch.id)):
+            held[key] -= 1
+            if not held[key]:
+                del held[key]
+        self._assign()
+
+    def _assign(self) -> None:
+        while self._free and self._waiting:
+            client = min(self._waiting, key=self._by_client.__getitem__)
+            batches = self._waiting.pop(client)
+            batch_id = min(batches, key=self._by_batch.__getitem__)
+            queue = batches.pop(batch_id)
+            slot = queue.popleft()
+            if queue:  # behind its equals
+                batches[batch_id] = queue
+            if batches:
+                self._waiting[client] = batches
+            if not slot.done():  # else its request was cancelled
+                self._free -= 1
+                self._by_client[client] += 1
+                self._by_batch[batch_id] += 1
+                slot.set_result(None)
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What all runs share. `slots` bounds the requests in flight, `scanning` the files that are checked at a time.
@@ -43,7 +92,7 @@ class Setup:
 
     store: Store
     call: Call
-    slots: asyncio.Semaphore
+    slots: Slots
     scanning: asyncio.Semaphore
     draining: Callable[[], bool]
     max_line_bytes: int
@@ -161,11 +210,11 @@ class BatchRun:
             for line in taken:
                 while setup.draining():  # noqa: ASYNC110 - until `stop`; draining is not an event
                     await asyncio.sleep(DRAIN_POLL_S)
-                await setup.slots.acquire()
+                await setup.slots.acquire(self.batch)
                 task = asyncio.create_task(self._run_line(line))
                 running.add(task)
                 task.add_done_callback(running.discard)
-                task.add_done_callback(lambda _: setup.slots.release())
+                task.add_done_callback(lambda _: setup.slots.release(self.batch))
                 self._results.check()
         while running:
             await asyncio.wait(running)

@@ -30,6 +30,22 @@ def request_file(*ids: str) -> bytes:
     return b"".join(map(request_line, ids))
 
 
+def new_batch(**changes: Any) -> Batch:
+    values: dict[str, Any] = {
+        "id": "batch_1",
+        "owner": "me",
+        "client": "me",
+        "endpoint": ENDPOINT,
+        "input_file_id": "file-in",
+        "output_id": "file-out",
+        "errors_id": "file-err",
+        "created_ns": 1,
+        "expires_at": 100,
+        "output_seconds": 100,
+    }
+    return Batch(**{**values, **changes})
+
+
 class Model:
     """Answers requests with their input, as `answers` says: a list of answers by input, the last one repeatedly.
 

@@ -13,9 +13,9 @@ import pytest
 
 from shoal.batches import store as module
 from shoal.batches.lines import encode_failure
-from shoal.batches.objects import Batch, StoredFile
+from shoal.batches.objects import StoredFile
 from shoal.batches.store import ERRORS, OUTPUT, DiskFull, Store
-from tests.unit.batches.kit import ENDPOINT
+from tests.unit.batches.kit import new_batch
 
 STEPS = ("replace", "rename", "fsync", "link", "write")
 
@@ -61,22 +61,6 @@ def add_file(store: Store, content: bytes = b"abc\n") -> StoredFile:
         return new.keep(owner="me", filename="in", purpose="batch", seconds=100)
     finally:
         new.discard()
-
-
-def new_batch(**changes: Any) -> Batch:
-    values: dict[str, Any] = {
-        "id": "batch_1",
-        "owner": "me",
-        "client": "me",
-        "endpoint": ENDPOINT,
-        "input_file_id": "file-in",
-        "output_id": "file-out",
-        "errors_id": "file-err",
-        "created_ns": 1,
-        "expires_at": 100,
-        "output_seconds": 100,
-    }
-    return Batch(**{**values, **changes})
 
 
 def result(custom_id: str) -> bytes:
