@@ -22,10 +22,12 @@ Call: TypeAlias = Callable[[str, str, bytes], Awaitable[Answer]]
 """Runs a request as (client, path, body). Raises only when it is cancelled."""
 Stop: TypeAlias = Literal["cancelled", "closing"]
 
-DRAIN_POLL_S = 0.2
 LINES_AHEAD = 64
 BYTES_AHEAD = 1 << 20
 """Lines that are read at a time, and bytes after which no more are read."""
+LINES_WAITING = 64
+BYTES_WAITING = 4 << 20
+"""Lines of one batch that wait for a slot or for their next try, and their bytes, from which on no other is begun."""
 APPENDED = 1 << 20
 
 _NOT_RUN = {
@@ -87,7 +89,7 @@ class Slots:
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What all runs share. `slots` bounds the requests in flight, `scanning` the files that are checked at a time.
-    `draining`: no request may start now. `grace_s`: how long running requests may take once the server closes.
+    `draining`: no request may start any more. `grace_s`: how long running requests may take once the server closes.
     """
 
     store: Store
@@ -109,6 +111,9 @@ class BatchRun:
         self._store = setup.store
         self._input = setup.store.content(batch.input_file_id)
         self._finished = bytearray()
+        self._running: dict[int, asyncio.Task[None]] = {}  # lines in memory, by number
+        self._waiting: dict[int, int] = {}  # sizes of those without a slot
+        self._moved = asyncio.Event()  # set when one of those gets a slot
         self._stop: Stop | None = None
         self._stopped = asyncio.Event()
         self._results = _Appender(partial(setup.store.append_results, batch))
@@ -182,53 +187,80 @@ class BatchRun:
 
     async def _run_lines(self) -> bool:
         """Run requests until all are finished, the batch expires or it is stopped. Returns whether all are."""
-        running: set[asyncio.Task[None]] = set()
-        feeding = asyncio.create_task(self._feed(running))
+        feeding = asyncio.create_task(self._feed())
         stopping = asyncio.create_task(self._stopped.wait())
         try:
             left = max(0.0, self.batch.expires_at - self._setup.clock())
             await asyncio.wait({feeding, stopping}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             done = feeding.done()
-            if not done:
-                await _cancel({feeding})
-                if self._is_closing() and running:
-                    await asyncio.wait(running, timeout=self._setup.grace_s)
+            if not done and self._is_closing():
+                await _cancel({feeding, *(self._running[each] for each in self._waiting)})
+                if self._running:
+                    await asyncio.wait(self._running.values(), timeout=self._setup.grace_s)
         finally:
-            await _cancel({feeding, stopping, *running})
+            await _cancel({feeding, stopping, *self._running.values()})
             await self._results.close()
         if done:
             feeding.result()
-        return done
+        return done and all(self._finished)
 
-    async def _feed(self, running: set[asyncio.Task[None]]) -> None:
-        """Start the requests one after the other, as slots become free, and wait for all of them."""
-        setup = self._setup
+    async def _feed(self) -> None:
+        """Begin the requests in order, a few ahead of the slots, and wait for all of them."""
         unread: Iterator[Line] = lines.unfinished_lines(
-            self._input, self.batch.endpoint, setup.max_line_bytes, self._finished
+            self._input, self.batch.endpoint, self._setup.max_line_bytes, self._finished
         )
         while taken := await asyncio.to_thread(lines.take_lines, unread, LINES_AHEAD, BYTES_AHEAD):
             for line in taken:
-                while setup.draining():  # noqa: ASYNC110 - until `stop`; draining is not an event
-                    await asyncio.sleep(DRAIN_POLL_S)
-                await setup.slots.acquire(self.batch)
-                task = asyncio.create_task(self._run_line(line))
-                running.add(task)
-                task.add_done_callback(running.discard)
-                task.add_done_callback(lambda _: setup.slots.release(self.batch))
+                while len(self._waiting) >= LINES_WAITING or sum(self._waiting.values()) >= BYTES_WAITING:
+                    self._moved.clear()
+                    await self._moved.wait()
                 self._results.check()
-        while running:
-            await asyncio.wait(running)
+                self._waiting[line.number] = len(line.body)
+                self._running[line.number] = task = asyncio.create_task(self._run_line(line))
+                task.add_done_callback(partial(self._forget, line.number))
+        while self._running:
+            await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
+            self._results.check()
         self._results.check()
 
+    def _forget(self, number: int, _: asyncio.Task[None]) -> None:
+        del self._running[number]
+        self._waiting.pop(number, None)
+
     async def _run_line(self, line: Line) -> None:
-        batch, tries = self.batch, 1
-        while True:
-            answer = await self._setup.call(batch.client, batch.endpoint, line.body)
-            pause = lines.choose_pause(answer, tries)
-            if pause is None:
-                break
+        """Run a request until its answer is final; it stays unfinished if the run stops before."""
+        tries, pause = 0, 0.0
+        while not self._stopped.is_set() and await self._take_slot(line, pause):
             tries += 1
-            await asyncio.sleep(pause)
+            try:
+                again = await self._try_line(line, tries)
+            finally:
+                self._setup.slots.release(self.batch)
+            if again is None:
+                return
+            pause = again
+
+    async def _take_slot(self, line: Line, pause: float) -> bool:
+        """Take a slot after so many seconds. Returns False, without one, if the run stops or the server drains."""
+        slots = self._setup.slots
+        self._waiting[line.number] = len(line.body)
+        await asyncio.sleep(pause)
+        await slots.acquire(self.batch)
+        if self._stopped.is_set() or self._setup.draining():
+            slots.release(self.batch)
+            await self._stopped.wait()
+            return False
+        del self._waiting[line.number]
+        self._moved.set()
+        return True
+
+    async def _try_line(self, line: Line, tries: int) -> float | None:
+        """Send a request for the n-th time. Returns the seconds until the next try; None: it is finished."""
+        batch = self.batch
+        answer = await self._setup.call(batch.client, batch.endpoint, line.body)
+        pause = lines.choose_pause(answer, tries)
+        if pause is not None:
+            return pause
         ok = answer.status == 200
         encode = partial(lines.encode_answer, _new_result_id(), line.custom_id, answer)
         # Nothing below is undone: a cancellation from here on does not lose the result.
@@ -236,6 +268,7 @@ class BatchRun:
         batch.completed += ok
         batch.failed += not ok
         await self._results.add(ok, encode)
+        return None
 
     def _append_unfinished(self, code: str, message: str) -> None:
         waiting: list[tuple[bool, bytes]] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shoal.batches import Identity
+from shoal.batches import Identity, lines, run
 from shoal.batches import desk as module
 from shoal.batches.lines import Answer
 from shoal.batches.store import Store
@@ -18,6 +18,7 @@ from shoal.errors import Conflict, InvalidValue, ObjectNotFound, Overloaded, Una
 from tests.unit.batches.kit import (
     ENDPOINT,
     ME,
+    PATIENCE_S,
     Model,
     begin,
     ids,
@@ -30,7 +31,9 @@ from tests.unit.batches.kit import (
     wait_for_end,
 )
 
+OTHER = Identity("o", "other")
 BUSY = Answer(429, "req", b"{}", 0.0)
+LATER = Answer(503, "req", b"{}", 60.0)
 WRONG = Answer(400, "req", b'{"error": {}}')
 MANY = [f"{at:03}" for at in range(100)]
 
@@ -215,8 +218,8 @@ async def test_a_missing_input_fails_the_batch(tmp_path: Path) -> None:
 
 
 async def test_draining_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the server drains, running requests finish and no other one starts."""
-    monkeypatch.setattr("shoal.batches.run.DRAIN_POLL_S", 0.001)
+    """While the server drains, running requests finish and no other one starts, nor is one tried again."""
+    monkeypatch.setattr(lines, "choose_pause", lambda answer, _: 0.0 if answer is BUSY else None)
     is_draining, checks = False, 0
 
     def draining() -> bool:
@@ -224,40 +227,98 @@ async def test_draining_starts_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         checks += 1
         return is_draining
 
-    model = Model(held=lambda text: True)
+    model = Model({"a": [BUSY]}, held=lambda text: True)
     desk = open_desk(tmp_path, model, draining=draining, concurrency=2)
-    batch = await begin(desk, request_file(*MANY))
+    batch = await begin(desk, request_file(*"abcd"))
     await model.wait_for_calls(2)
-    is_draining, enough = True, checks + 10
+    is_draining, enough = True, checks + 3  # each line but "b" looks once more
     model.release.set()
-    await poll(lambda: not model.running and checks > enough)
-    assert model.calls.total() <= 3  # one was waiting for its slot
+    await poll(lambda: checks >= enough)
+    assert model.calls == {"a": 1, "b": 1}
     await desk.aclose()
+    second = Model()
+    desk = open_desk(tmp_path, second)
+    assert (await wait_for_end(desk, batch.id)).completed == 4
+    assert second.calls == {"a": 1, "c": 1, "d": 1}
+    await desk.aclose()
+
+
+async def test_a_pause_gives_its_slot_to_others(tmp_path: Path) -> None:
+    """Requests that wait to be tried again hold no slot, and do not delay the end of the server. The next one goes on
+    with them."""
+    model = Model({"a": [LATER], "b": [LATER]})
+    desk = open_desk(tmp_path, model, concurrency=1, grace_s=PATIENCE_S)
+    batch = await begin(desk, request_file("a", "b", "c"))
+    other = await wait_for_end(desk, (await begin(desk, request_file("d"), OTHER)).id, OTHER)
+    assert other.status == "completed"
+    await poll(lambda: batch.completed == 1)
+    async with asyncio.timeout(PATIENCE_S / 2):
+        await desk.aclose()
+    assert model.calls == dict.fromkeys("abcd", 1)
+    second = Model()
+    desk = open_desk(tmp_path, second)
+    batch = await wait_for_end(desk, batch.id)
+    assert (batch.status, batch.completed, batch.failed) == ("completed", 3, 0)
+    assert ids(await read(desk, batch.output_file_id)) == ["a", "b", "c"]
+    assert second.calls == {"a": 1, "b": 1}
+    await desk.aclose()
+
+
+async def test_a_request_that_fails_while_the_server_closes(tmp_path: Path) -> None:
+    """It is left to the next server at once."""
+    model = Model({"a": [LATER]}, held=lambda text: True)
+    desk = open_desk(tmp_path, model, grace_s=PATIENCE_S)
+    batch = await begin(desk, request_file("a"))
+    await model.wait_for_calls(1)
+    closing = asyncio.create_task(desk.aclose())
+    await poll(desk._closing.is_set)
+    model.release.set()
+    async with asyncio.timeout(PATIENCE_S / 2):
+        await closing
+    assert (batch.status, model.calls.total()) == ("in_progress", 1)
     desk = open_desk(tmp_path, Model())
-    assert (await wait_for_end(desk, batch.id)).completed == 100
+    assert (await wait_for_end(desk, batch.id)).completed == 1
+    await desk.aclose()
+
+
+@pytest.mark.parametrize(("limit", "count"), [("LINES_WAITING", 3), ("BYTES_WAITING", 30)])
+async def test_lines_that_wait_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, count: int
+) -> None:
+    """A batch reads no further while many of its lines wait to be tried again."""
+    monkeypatch.setattr(run, limit, count)
+    model = Model({text: [LATER] for text in MANY})
+    desk = open_desk(tmp_path, model, concurrency=2)
+    batch = await begin(desk, request_file(*MANY))
+    await model.wait_for_calls(3)
+    await wait_for_end(desk, (await begin(desk, request_file(*"abcdefgh"))).id)
+    assert 3 <= model.calls.total() - 8 <= 5
+    await desk.cancel_batch(ME, batch.id)
+    batch = await wait_for_end(desk, batch.id)
+    assert (batch.status, batch.failed) == ("cancelled", 100)
     await desk.aclose()
 
 
 async def test_owners(tmp_path: Path) -> None:
     """Another owner's objects do not exist for a client; an admin sees all."""
-    other, admin = Identity("o", "other"), Identity("a", "", sees_all=True)
+    admin = Identity("a", "", sees_all=True)
     desk = open_desk(tmp_path, Model())
     batch = await begin(desk, request_file("a"))
     await wait_for_end(desk, batch.id)
     for attempt in (
-        desk.get_file(other, batch.input_file_id),
-        desk.open_content(other, batch.output_id),
-        desk.delete_file(other, batch.input_file_id),
-        desk.get_batch(other, batch.id),
-        desk.cancel_batch(other, batch.id),
+        desk.get_file(OTHER, batch.input_file_id),
+        desk.open_content(OTHER, batch.output_id),
+        desk.delete_file(OTHER, batch.input_file_id),
+        desk.get_batch(OTHER, batch.id),
+        desk.cancel_batch(OTHER, batch.id),
     ):
         with pytest.raises(ObjectNotFound):
             await attempt
     with pytest.raises(InvalidValue, match="No such File"):
         await desk.create_batch(
-            other, file_id=batch.input_file_id, endpoint=ENDPOINT, metadata=None, output_seconds=None
+            OTHER, file_id=batch.input_file_id, endpoint=ENDPOINT, metadata=None, output_seconds=None
         )
-    assert (await desk.list_files(other), await desk.list_batches(other)) == ([], [])
+    assert (await desk.list_files(OTHER), await desk.list_batches(OTHER)) == ([], [])
     assert len(await desk.list_files(admin)) == 2
     assert await desk.get_batch(admin, batch.id) is batch
     await desk.delete_file(admin, batch.output_id)
@@ -291,7 +352,7 @@ async def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await begin(desk, request_file("b"))
     with pytest.raises(Overloaded):
         await begin(desk, request_file("c"))
-    await begin(desk, request_file("c"), Identity("o", "other"))
+    await begin(desk, request_file("c"), OTHER)
     monkeypatch.setattr(module, "MAX_OBJECTS", 4)
     with pytest.raises(Conflict, match="4 files"):
         await upload(desk, request_line("a"))
