@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -82,6 +82,7 @@ class BatchDesk:
         self._is_open = False
         self._closing = asyncio.Event()
         self._uploads = 0
+        self._beginning: dict[str, Batch] = {}  # batches that are being stored
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
         self._background: asyncio.Task[None] | None = None
 
@@ -195,12 +196,16 @@ class BatchDesk:
             output_seconds=output_seconds or FILE_S,
             metadata=metadata,
         )
+        self._beginning[batch.id] = batch  # without `await` since the checks: it reserves its room and its file
         # A client that leaves now leaves a batch that runs.
         await asyncio.shield(asyncio.ensure_future(self._begin(batch)))
         return batch
 
     async def _begin(self, batch: Batch) -> None:
-        await self._on_disk(partial(self._store.add_batch, batch))
+        try:
+            await self._on_disk(partial(self._store.add_batch, batch))
+        finally:
+            del self._beginning[batch.id]
         self._launch(batch)
 
     async def list_batches(self, who: Identity) -> list[Batch]:
@@ -247,13 +252,18 @@ class BatchDesk:
         return found.expires_at > self._clock() or self._is_used(found)
 
     def _is_used(self, found: StoredFile) -> bool:
-        return any(each.input_file_id == found.id and not each.has_ended for each in self._store.batches.values())
+        return any(each.input_file_id == found.id and not each.has_ended for each in self._list_all())
+
+    def _list_all(self) -> Collection[Batch]:
+        """Return all batches, also those that are being stored."""
+        return {**self._store.batches, **self._beginning}.values()
 
     def _check_room(self, who: Identity) -> None:
-        unfinished = [each.owner for each in self._store.batches.values() if not each.has_ended]
+        batches = self._list_all()
+        unfinished = [each.owner for each in batches if not each.has_ended]
         if len(unfinished) >= MAX_UNFINISHED or unfinished.count(who.owner) >= MAX_UNFINISHED // 2:
             raise Overloaded("Too many batches have not ended; wait for one of them.", retry_after=60.0)
-        if len(self._store.batches) >= MAX_OBJECTS:
+        if len(batches) >= MAX_OBJECTS:
             raise Overloaded(f"The server stores {MAX_OBJECTS} batches of the last 30 days.", retry_after=3600.0)
 
     async def _open(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from shoal.batches import Identity, lines, run
 from shoal.batches import desk as module
 from shoal.batches.lines import Answer
+from shoal.batches.objects import Batch
 from shoal.batches.store import Store
 from shoal.errors import Conflict, InvalidValue, ObjectNotFound, Overloaded, Unavailable
 from tests.unit.batches.kit import (
@@ -356,6 +358,28 @@ async def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_OBJECTS", 4)
     with pytest.raises(Conflict, match="4 files"):
         await upload(desk, request_line("a"))
+    await desk.aclose()
+
+
+async def test_batches_made_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is being stored, each counts for the limit and keeps its file; one that fails gives both back."""
+    monkeypatch.setattr(module, "MAX_UNFINISHED", 4)
+    desk = open_desk(tmp_path, Model(held=lambda text: True))
+    source = await upload(desk, request_file("a"))
+
+    async def create() -> Batch:
+        return await desk.create_batch(ME, file_id=source.id, endpoint=ENDPOINT, metadata=None, output_seconds=None)
+
+    def fail(store: Store, batch: Batch) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "add_batch", fail)
+        made = await asyncio.gather(*(create() for _ in range(5)), return_exceptions=True)
+        assert [type(each) for each in made] == [Unavailable] * 2 + [Overloaded] * 3
+    delete = desk.delete_file(ME, source.id)
+    results = await asyncio.gather(*(create() for _ in range(5)), delete, return_exceptions=True)
+    assert [type(each) for each in results] == [Batch] * 2 + [Overloaded] * 3 + [Conflict]
     await desk.aclose()
 
 
