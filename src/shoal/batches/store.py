@@ -146,7 +146,10 @@ class Store:
 
     def recover_results(self, batch: Batch) -> set[str]:
         """Return the ids of the finished requests, and set the counts of the batch by them."""
-        completed, failed = (list(recover_ids(self.folder / batch.id / name)) for name in (OUTPUT, ERRORS))
+        paths = [self.folder / batch.id / name for name in (OUTPUT, ERRORS)]
+        size = sum(map(_size, paths))
+        completed, failed = (list(recover_ids(each)) for each in paths)
+        self.reserve(sum(map(_size, paths)) - size)  # what was cut off
         batch.completed, batch.failed = len(completed), len(failed)
         return {*completed, *failed}
 
@@ -159,9 +162,15 @@ class Store:
             joined[ok] += line
         for ok, data in joined.items():
             if data:
+                path = self.folder / batch.id / (OUTPUT if ok else ERRORS)
+                size = _size(path)
                 self.reserve(len(data))
-                with (self.folder / batch.id / (OUTPUT if ok else ERRORS)).open("ab", buffering=0) as file:
-                    _write_all(file.fileno(), data)
+                try:
+                    with path.open("ab", buffering=0) as file:
+                        _write_all(file.fileno(), data)
+                except OSError:
+                    self.reserve(_size(path) - size - len(data))
+                    raise
 
     def publish(self, batch: Batch, name: str, file_id: str) -> str | None:
         """Make a file of the results of a batch, unless that was done before. Returns its id, or None if there are no
@@ -294,6 +303,10 @@ def _write_all(descriptor: int, data: bytes | bytearray) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _sync_folder(folder: Path) -> None:

@@ -48,6 +48,23 @@ class CrashingOs:
         return call
 
 
+class FullOs:
+    """The module `os` over a disk with this many bytes left."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        if not self.left:
+            raise OSError(errno.ENOSPC, "full")
+        written = os.write(descriptor, data[: self.left])
+        self.left -= written
+        return written
+
+
 def opened(folder: Path, max_bytes: int = 1 << 20, **changes: Any) -> Store:
     store = Store(folder, max_bytes, **changes)
     assert store.open()
@@ -205,6 +222,27 @@ def test_space_is_limited(tmp_path: Path) -> None:
     store.remove(first.id)
     assert (store.used, store.files) == (0, {})
     add_file(store, b"1234567890")
+    store.close()
+
+
+@pytest.mark.parametrize("left", [0, 10, len(result("a")) + 10])
+def test_a_failed_write_takes_only_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int) -> None:
+    """Half of a line gives its space back when the next start cuts it off."""
+    store = opened(tmp_path)
+    batch = new_batch()
+    store.add_batch(batch)
+    store.append_results(batch, [(True, result("0"))])
+    before = store.used
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "os", FullOs(left))
+        with pytest.raises(OSError, match="full"):
+            store.append_results(batch, [(True, result("a") + result("b"))])
+    assert store.used == before + left
+    store.close()
+    store = opened(tmp_path)
+    assert store.used == before + left
+    assert store.recover_results(batch) == ({"0", "a"} if left > len(result("a")) else {"0"})
+    assert store.used == before + left // len(result("a")) * len(result("a"))
     store.close()
 
 
