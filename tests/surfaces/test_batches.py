@@ -297,6 +297,23 @@ async def test_two_users(tmp_path: Path) -> None:
         assert (await server.call("GET", f"/v1/files/{file}", headers=two)).status == 404
 
 
+@pytest.mark.parametrize(
+    ("keys", "status"), [(("two",), "failed"), (("two", "one bulk"), "completed"), ((), "completed")]
+)
+async def test_a_batch_whose_key_was_removed(tmp_path: Path, keys: tuple[str, ...], status: str) -> None:
+    """It fails at the next start, unless the server needs no keys any more."""
+    runner = RecordingRunner(release=asyncio.Event())
+    one, root = ({"authorization": f"Bearer {key}"} for key in ("one", "root"))
+    async with serving(tmp_path, runner, api_key=("one", "two"), admin_key=("root",)) as server:
+        batch = (await create(server, (await upload(server, headers=one)).json()["id"], one)).json()["id"]
+        await runner.begun.wait()
+    async with serving(tmp_path, api_key=keys, admin_key=("root",)) as server:
+        ended = await wait_for_end(server, batch, **root)
+        assert ended["status"] == status
+        codes = [each["code"] for each in (ended["errors"] or {"data": []})["data"]]
+        assert codes == (["invalid_api_key"] if status == "failed" else [])
+
+
 async def test_another_client_cannot_claim_to_be_the_server(tmp_path: Path) -> None:
     """A request has the identity of its key, whatever its headers say."""
     async with serving(tmp_path, api_key=("one",)) as server:

@@ -73,4 +73,4 @@ def start_desk(desk: BatchDesk, application: Application) -> None:
             may_retry=found.headers.get(b"x-should-retry") != b"false",
         )
 
-    desk.start(call)
+    desk.start(call, application.is_revoked)

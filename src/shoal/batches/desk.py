@@ -86,11 +86,13 @@ class BatchDesk:
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
         self._background: asyncio.Task[None] | None = None
 
-    def start(self, call: Call) -> None:
-        """Run batches by `call`, those of an earlier process first."""
+    def start(self, call: Call, is_revoked: Callable[[str], bool] = lambda client: False) -> None:
+        """Run batches by `call`, those of an earlier process first. Of these, fail the batches of clients that
+        `is_revoked` names: their keys were removed."""
         self._setup = Setup(
             store=self._store,
             call=call,
+            is_revoked=is_revoked,
             slots=Slots(self._limits.concurrency),
             scanning=asyncio.Semaphore(1),
             draining=self._draining,

@@ -34,6 +34,7 @@ _NOT_RUN = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "cancelled": ("batch_cancelled", "The batch was cancelled before this request was executed."),
 }
+_REVOKED = ("invalid_api_key", "The API key that made this batch was removed before this request was executed.")
 
 logger = logging.getLogger("shoal")
 
@@ -88,12 +89,14 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all runs share. `slots` bounds the requests in flight, `scanning` the files that are checked at a time.
-    `draining`: no request may start any more. `grace_s`: how long running requests may take once the server closes.
+    """What all runs share. `is_revoked`: whether the key of this client was removed. `slots` bounds the requests in
+    flight, `scanning` the files that are checked at a time. `draining`: no request may start any more. `grace_s`: how
+    long running requests may take once the server closes.
     """
 
     store: Store
     call: Call
+    is_revoked: Callable[[str], bool]
     slots: Slots
     scanning: asyncio.Semaphore
     draining: Callable[[], bool]
@@ -166,6 +169,11 @@ class BatchRun:
             return "failed"
         self._finished = scan.finished
         batch.total = scan.total
+        if self._stop is None and setup.is_revoked(batch.client):
+            code, message = _REVOKED
+            batch.errors = [LineError(code=code, message=message)]
+            await asyncio.to_thread(self._append_unfinished, code, message)
+            return "failed"
         if batch.status == "validating":
             batch.status, batch.in_progress_at = "in_progress", self._now()
             await self._save()

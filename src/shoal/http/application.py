@@ -80,6 +80,10 @@ class Application:
         """Render the body of an error that belongs to no route, in the first surface's dialect, which is JSON."""
         return self.routes.first.render_error(error)[2]
 
+    def is_revoked(self, client: str) -> bool:
+        """Return whether this identity is that of a key that was removed."""
+        return self._gate.is_revoked(client)
+
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await _NOT_HTTP(scope, receive, send)

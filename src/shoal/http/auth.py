@@ -15,6 +15,7 @@ from shoal.http.request import Options, Request
 from shoal.types import TrafficClass
 
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
+_KEY = "key:"
 
 PROXY_HEADERS = frozenset(
     {
@@ -136,6 +137,11 @@ class Gate:
             return Caller(name[:128].decode("latin-1"))
         return Caller(request.peer)
 
+    def is_revoked(self, client: str) -> bool:
+        """Return whether this identity is that of a key that is none of these, while users need one."""
+        known = (each.caller.client for each in self._keys)
+        return self._users_need_keys and client.startswith(_KEY) and client not in known
+
     def trusts_trace(self, request: Request) -> bool:
         """Return whether the caller's trace may be continued, and so decide whether the request is recorded: that of a
         caller with a valid key, or, if the server has no keys, of a program on this machine or at a listed address; and
@@ -219,7 +225,7 @@ def _parse_key(entry: str, *, admin: bool) -> _Key:
     """Parse a key of the settings: the secret, optionally followed by a space and its class."""
     secret, _, traffic = entry.partition(" ")
     digest = hashlib.sha256(secret.encode())
-    caller = Caller(f"key:{digest.hexdigest()[:12]}", cast(TrafficClass, traffic) if traffic else None)
+    caller = Caller(f"{_KEY}{digest.hexdigest()[:12]}", cast(TrafficClass, traffic) if traffic else None)
     return _Key(digest.digest(), caller, admin)
 
 

@@ -89,8 +89,9 @@ class Model:
 def open_desk(folder: Path, model: Model, **changes: Any) -> BatchDesk:
     """Return a desk that runs batches by `model`."""
     limits = Limits(concurrency=changes.pop("concurrency", 4), max_disk_bytes=changes.pop("max_disk_bytes", 1 << 20))
+    revoked = changes.pop("revoked", ())
     desk = BatchDesk(folder, limits, **{"grace_s": 0.0, **changes})
-    desk.start(model)
+    desk.start(model, lambda client: client in revoked)
     return desk
 
 

@@ -194,6 +194,36 @@ async def test_a_batch_expires(tmp_path: Path) -> None:
     await desk.aclose()
 
 
+async def test_a_removed_key_fails_its_batches(tmp_path: Path) -> None:
+    """What had finished can be read; the rest is reported and does not run. A batch that is cancelled stays so."""
+    model = Model(held=lambda text: text != "a")
+    desk = open_desk(tmp_path, model)
+    batch, cancelled = [await begin(desk, request_file("a", "b", "c")) for _ in range(2)]
+    other = await begin(desk, request_file("d"), OTHER)
+    await poll(lambda: batch.completed == cancelled.completed == 1)
+    await desk.aclose()
+    store = Store(tmp_path, 1 << 20)
+    assert await asyncio.to_thread(store.open)
+    cancelled.status = "cancelling"
+    await asyncio.to_thread(store.save_batch, cancelled)
+    store.close()
+    second = Model()
+    desk = open_desk(tmp_path, second, revoked={"me"})
+    batch, cancelled = [await wait_for_end(desk, each.id) for each in (batch, cancelled)]
+    assert (batch.status, batch.total, batch.completed, batch.failed) == ("failed", 3, 1, 2)
+    assert [(each.code, each.line) for each in batch.errors] == [("invalid_api_key", None)]
+    assert ids(await read(desk, batch.output_file_id)) == ["a"]
+    errors = await read(desk, batch.error_file_id)
+    assert [(each["custom_id"], each["error"]["code"]) for each in errors] == [
+        ("b", "invalid_api_key"),
+        ("c", "invalid_api_key"),
+    ]
+    assert (cancelled.status, cancelled.completed, cancelled.failed) == ("cancelled", 1, 2)
+    assert (await wait_for_end(desk, other.id, OTHER)).status == "completed"
+    assert second.calls == {"d": 1}
+    await desk.aclose()
+
+
 async def test_a_full_disk_fails_the_batch(tmp_path: Path) -> None:
     """What was written before can be read."""
     content = request_file(*MANY)
