@@ -144,7 +144,7 @@ class BatchDesk:
     async def list_files(self, who: Identity) -> list[StoredFile]:
         """Return the files, the oldest first."""
         await self._open()
-        found = [each for each in self._store.files.values() if self._sees(who, each) and self._is_kept(each)]
+        found = [each for each in list(self._store.files.values()) if self._sees(who, each) and self._is_kept(each)]
         return sorted(found, key=lambda each: each.created_ns)
 
     async def get_file(self, who: Identity, file_id: str) -> StoredFile:
@@ -213,7 +213,7 @@ class BatchDesk:
     async def list_batches(self, who: Identity) -> list[Batch]:
         """Return the batches, the newest first."""
         await self._open()
-        found = [each for each in self._store.batches.values() if self._sees(who, each)]
+        found = [each for each in list(self._store.batches.values()) if self._sees(who, each)]
         return sorted(found, key=lambda each: -each.created_ns)
 
     async def get_batch(self, who: Identity, batch_id: str) -> Batch:
@@ -240,9 +240,9 @@ class BatchDesk:
     async def sweep(self) -> None:
         """Delete the files and ended batches whose time is over."""
         now = self._clock()
-        files = [each.id for each in self._store.files.values() if not self._is_kept(each)]
+        files = [each.id for each in list(self._store.files.values()) if not self._is_kept(each)]
         batches = [
-            each.id for each in self._store.batches.values() if each.has_ended and each.created_at + FILE_S <= now
+            each.id for each in list(self._store.batches.values()) if each.has_ended and each.created_at + FILE_S <= now
         ]
         for name in (*files, *batches):
             await self._on_disk(partial(self._store.remove, name))

@@ -42,6 +42,7 @@ class DiskFull(BodyTooLarge):
 
 class Store:
     """The files and batches in `folder`. `files` and `batches` hold their state by id, once `open` has returned True.
+    Threads add and remove entries: copy them before a loop.
 
     `used` counts the bytes of all contents, of which there may be `max_bytes`.
     """

@@ -14,7 +14,7 @@ import pytest
 from shoal.batches import Identity, lines, run
 from shoal.batches import desk as module
 from shoal.batches.lines import Answer
-from shoal.batches.objects import Batch
+from shoal.batches.objects import Batch, StoredFile
 from shoal.batches.store import Store
 from shoal.errors import Conflict, InvalidValue, ObjectNotFound, Overloaded, Unavailable
 from tests.unit.batches.kit import (
@@ -356,6 +356,24 @@ async def test_owners(tmp_path: Path) -> None:
     await desk.delete_file(admin, batch.output_id)
     with pytest.raises(ObjectNotFound):
         await desk.get_file(ME, batch.output_id)
+    await desk.aclose()
+
+
+async def test_objects_that_are_stored_during_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread may do so at any moment."""
+    desk = open_desk(tmp_path, Model())
+    batch = await wait_for_end(desk, (await begin(desk, request_file("a"))).id)
+    source = await desk.get_file(ME, batch.input_file_id)
+    store, sees = desk._store, desk._sees
+
+    def store_meanwhile(who: Identity, found: StoredFile | Batch) -> bool:
+        store.files[f"{len(store.files)}"] = source
+        store.batches[f"{len(store.batches)}"] = batch
+        return sees(who, found)
+
+    monkeypatch.setattr(desk, "_sees", store_meanwhile)
+    files, batches = await desk.list_files(ME), await desk.list_batches(ME)
+    assert (len(files), len(batches)) == (2, 3)
     await desk.aclose()
 
 
