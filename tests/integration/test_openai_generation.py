@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -160,3 +161,23 @@ def test_heartbeats(shoal_server: ShoalServer) -> None:
     with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none") as client:
         chunks = list(client.chat.completions.create(model="fake", messages=[MESSAGE], stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "one two three"
+
+
+def test_later_instructions(shoal_server: ShoalServer, tmp_path: Path) -> None:
+    """In every dialect, for a template that accepts instructions in the first message alone."""
+    template = tmp_path / "strict.jinja"
+    template.write_text(
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
+        "<{{ m.role }}> {{ m.content }} {% endfor %}"
+    )
+    server = shoal_server(["fake:"], "--chat-template", str(template))
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    for path, field, role in (
+        ("/v1/chat/completions", "messages", "developer"),
+        ("/v1/responses", "input", "developer"),
+        ("/v1/messages", "messages", "system"),
+    ):
+        later = [{"role": role, "content": "c"}, {"role": "user", "content": "d"}]
+        status, _, answer = server.request("POST", path, {"model": "fake", field: turns + later})
+        assert status == 200, answer
+        assert b"<user> a <assistant> b <user> <system> c </system> d" in answer.replace(rb"\n", b" ")

@@ -182,8 +182,7 @@ async def test_results_of_tools() -> None:
 
 
 async def test_system_messages_in_the_conversation() -> None:
-    """Those at the beginning join the system prompt, later ones the user's turn: templates accept one, at the
-    beginning."""
+    """Those at the beginning join the system prompt; a later one stays at its place, for models that accept it."""
     messages, _ = await converted(
         [
             {"role": "system", "content": "one"},
@@ -194,7 +193,8 @@ async def test_system_messages_in_the_conversation() -> None:
     )
     assert messages == [
         Message(role="system", content="zero\n\none"),
-        Message(role="user", content="two\n\n<system>\nthree\n</system>"),
+        Message(role="user", content="two"),
+        Message(role="system", content="three"),
     ]
 
 

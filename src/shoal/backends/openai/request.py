@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from shoal.errors import InvalidValue, Unsupported
+from shoal.pipelines.chat.turns import fold_instructions
 from shoal.types import Generate, Guide, Message, Part, Sampling, Tool
 
 _SAME_NAME = (
@@ -42,7 +43,10 @@ def build_request(
     fields: dict[str, Any] = {"model": model}
     chat = not task.prompts
     if chat:
-        fields["messages"] = _merge_instructions([_message(message) for message in task.messages])
+        # Claude Code sends system messages within conversations, and expects every model to accept them.
+        is_anthropic = task.raw is not None and task.raw[0] == "anthropic.messages"
+        messages = fold_instructions(task.messages) if is_anthropic else task.messages
+        fields["messages"] = _merge_instructions([_message(message) for message in messages])
         fields |= _tool_fields(task)
         fields |= _template_fields(task)
     else:

@@ -14,13 +14,15 @@ from shoal.types import Message, Tool, ToolCall
 class Form:
     """The message form a template expects. `parts`: whether it reads content parts "never", "also", or "only". `empty`:
     the content of a turn that only calls tools. `json_arguments`: a call's arguments are JSON text, not an object.
-    `developer`, `function`: it knows these roles."""
+    `developer`, `function`: it knows these roles. `later_instructions`: it shows those behind the first
+    message."""
 
     parts: Literal["never", "also", "only"] = "never"
     empty: str | None = ""
     json_arguments: bool = False
     developer: bool = False
     function: bool = False
+    later_instructions: bool = False
 
 
 def text_of(message: Message) -> str | None:

@@ -17,6 +17,7 @@ from shoal.errors import ConfigError, InvalidValue
 from shoal.pipelines.chat import bounds, jinja
 from shoal.pipelines.chat.messages import Form, as_dicts, text_of, tools_as_dicts
 from shoal.pipelines.chat.tools import ParserKind, detect
+from shoal.pipelines.chat.turns import INSTRUCTIONS, fold_instructions
 from shoal.types import Message, Part, Tool, ToolCall
 
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
@@ -75,6 +76,8 @@ class ChatTemplate:
         conversation = list(messages)
         if continue_final:
             conversation[-1:] = [_append_mark(message) for message in conversation[-1:]]
+        if not self.form.later_instructions:
+            conversation = fold_instructions(conversation)
         context = self._variables(tools, add_generation_prompt and not continue_final, variables)
         try:
             text = jinja.render(self._template, {**context, "messages": as_dicts(conversation, self.form)})
@@ -96,6 +99,10 @@ class ChatTemplate:
         parts = self._try_render([Message(role="user", content=[Part(text=_PROBE)])], parted)
         if parts is not None and _PROBE in parts and "'text'" not in parts and '"text"' not in parts:
             form = replace(form, parts="also") if whole is not None and _PROBE in whole else parted
+        form = self._probe_calls(form)
+        return replace(form, later_instructions=all(self._shows_later(role, form) for role in INSTRUCTIONS))
+
+    def _probe_calls(self, form: Form) -> Form:
         for json_arguments in (False, True):
             bare = replace(form, json_arguments=json_arguments, empty=None)
             filled = replace(bare, empty="")
@@ -105,6 +112,16 @@ class ChatTemplate:
             if blank is not None:
                 return filled
         return form
+
+    def _shows_later(self, role: str, form: Form) -> bool:
+        """Whether an instruction within a conversation is neither rejected nor left out."""
+        conversation = [
+            Message(role="user", content="probe"),
+            Message(role="assistant", content="probed"),
+            Message(role=role, content=_PROBE),
+            Message(role="user", content="probe"),
+        ]
+        return _PROBE in (self._try_render(conversation, form) or "")
 
     def _render_call_probe(self, form: Form) -> str | None:
         """Render a conversation whose second turn only calls a tool; None if its arguments are not shown as JSON."""

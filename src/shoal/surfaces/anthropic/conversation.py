@@ -48,13 +48,15 @@ def to_messages(payload: wire.MessagesRequest, ignore: Ignore) -> list[Message]:
     made = [Message(role="system", content=system)] if system else []
     arguments = ArgumentsLimit("messages")
     for turn in turns:
-        made += _to_assistant(turn, arguments, ignore) if turn.role == "assistant" else _to_user(turn, ignore)
+        if turn.role == "system":
+            made.append(Message(role="system", content=_system_text(turn.pieces)))
+        else:
+            made += _to_assistant(turn, arguments, ignore) if turn.role == "assistant" else _to_user(turn, ignore)
     return made
 
 
 def _join_turns(payload: wire.MessagesRequest) -> tuple[str, list[_Turn]]:
-    """Return the system prompt and the turns. A system message in mid-conversation becomes a part of the user's turn,
-    in tags: chat templates accept one system message, at the beginning."""
+    """Return the system prompt, which has the system messages at the beginning, and the turns."""
     system = [_system_text(_to_pieces(payload.system or [], "system"))]
     turns: list[_Turn] = []
     for at, message in enumerate(payload.messages):
@@ -63,14 +65,9 @@ def _join_turns(payload: wire.MessagesRequest) -> tuple[str, list[_Turn]]:
             raise WrongType(
                 f"'messages[{at}].role' is {role[:64]!r}; send user, assistant or system.", param="messages"
             )
-        if role == "system":
-            text = _system_text(pieces)
-            if not turns:
-                system.append(text)
-                continue
-            role = "user"
-            pieces = [_Piece(wire.Block(type="text", text=f"<system>\n{text}\n</system>"), f"messages[{at}].content")]
-        if turns and turns[-1].role == role:
+        if role == "system" and not turns:
+            system.append(_system_text(pieces))
+        elif turns and turns[-1].role == role:
             turns[-1].pieces.extend(pieces)
         else:
             turns.append(_Turn(role, pieces))

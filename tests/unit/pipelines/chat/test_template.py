@@ -48,6 +48,31 @@ def test_a_plain_conversation() -> None:
     assert rendered(GEMMA, HI) == "<s><start_of_turn>user\nHi <b> & 'you'<end_of_turn>\n<start_of_turn>model\n"
 
 
+STRICT = """{%- for message in messages %}
+    {%- if message.role == 'system' and not loop.first %}{{- raise_exception('System first.') }}{% endif %}
+    {{- '<' + message.role + '>' + message.content }}
+{%- endfor %}"""
+SILENT = """{%- for message in messages %}
+    {%- if message.role != 'system' or loop.first %}{{- '<' + message.role + '>' + message.content }}{% endif %}
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize("source", [STRICT, SILENT])
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_later_instructions_where_they_are_not_shown(source: str, role: str) -> None:
+    """They become part of the user's turn."""
+    first, later = Message(role="system", content="a"), Message(role=role, content="b")
+    answer = Message(role="assistant", content="c")
+    text = rendered(source, first, later, HI, answer, later, HI)
+    assert text == f"<system>a\n\nb<user>{HI.content}<assistant>c<user><system>\nb\n</system>\n\n{HI.content}"
+
+
+def test_later_instructions_where_they_are_shown() -> None:
+    later = Message(role="developer", content="b")
+    assert "<|im_start|>system\nb<|im_end|>" in rendered(QWEN, HI, later, HI)
+    assert rendered(MISTRAL, HI, later).endswith("\n\n<system>\nb\n</system>[/INST]")
+
+
 def test_tools_are_json_as_they_came() -> None:
     """No escapes for HTML or ASCII, and the order of keys is kept."""
     text = rendered(QWEN, HI, tools=[WEATHER])
@@ -84,13 +109,13 @@ def test_calls_and_their_results(source: str, call: str) -> None:
 
 
 def test_template_features_are_detected() -> None:
-    assert template(QWEN).form == Form(parts="never", empty=None)
+    assert template(QWEN).form == Form(parts="never", empty=None, later_instructions=True)
     assert template(DEEPSEEK).form == Form(parts="never", empty=None, json_arguments=True)
-    assert template(PARTS).form == Form(parts="only")
+    assert template(PARTS).form == Form(parts="only", later_instructions=True)
     added = "{% for m in messages %}{{ m.content + m.tool_calls | default([]) | tojson }}{% endfor %}"
-    assert template(added).form == Form(empty="")
+    assert template(added).form == Form(empty="", later_instructions=True)
     shown = "{% for m in messages %}{{ m.content | trim }}{{ m.tool_calls | default([]) | tojson }}{% endfor %}"
-    assert template(shown).form == Form(empty="")
+    assert template(shown).form == Form(empty="", later_instructions=True)
 
 
 def test_arguments_that_are_no_json_go_back_as_they_were() -> None:

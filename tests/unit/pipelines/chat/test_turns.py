@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.pipelines.chat.turns import drop_turns, split_turns
-from shoal.types import Message, ToolCall
+from shoal.pipelines.chat.turns import INSTRUCTIONS, drop_turns, fold_instructions, split_turns
+from shoal.types import Message, Part, ToolCall
 
 ROLES = st.lists(st.sampled_from(["system", "developer", "user", "assistant", "tool"]), max_size=12)
 
@@ -52,3 +54,37 @@ def test_a_result_never_stands_without_its_call(rounds: list[int], count: int) -
     remaining = drop_turns(messages, split_turns(messages)[:count])
     called = {call.id for message in remaining for call in message.tool_calls}
     assert {message.tool_call_id for message in remaining if message.role == "tool"} == called
+
+
+def test_instructions_move_into_turns_of_the_user() -> None:
+    """Those at the beginning become one; calls keep their results, and no two turns of the user are neighbors."""
+    call = Message(role="assistant", tool_calls=[ToolCall(id="c", name="f")])
+    result = Message(role="tool", content="!", tool_call_id="c")
+    system, developer, user = (Message(role=role, content=role[0]) for role in ("system", "developer", "user"))
+    folded = fold_instructions([system, developer, user, developer, call, system, result, user, call, result, system])
+    assert folded == [
+        Message(role="system", content="s\n\nd"),
+        Message(role="user", content="u\n\n<system>\nd\n</system>"),
+        call,
+        result,
+        Message(role="user", content="<system>\ns\n</system>\n\nu"),
+        call,
+        result,
+        Message(role="user", content="<system>\ns\n</system>"),
+    ]
+
+
+def test_parts_beside_an_instruction_are_kept() -> None:
+    image = Part(type="image", url="data:x")
+    messages = [Message(role="user", content=[image]), Message(role="system", content=[Part(text="a"), Part(text="b")])]
+    (only,) = fold_instructions(messages)
+    assert only.content == [image, Part(text="<system>\na\nb\n</system>")]
+
+
+@given(roles=ROLES)
+def test_nothing_is_lost_with_moved_instructions(roles: list[str]) -> None:
+    folded = fold_instructions(messages_of(roles))
+    assert not any(message.role in INSTRUCTIONS for message in folded[1:])
+    text = " ".join(str(message.content) for message in folded)
+    assert sorted(re.findall(r"\d+", text), key=int) == [str(place) for place in range(len(roles))]
+    assert fold_instructions(folded) == folded
