@@ -93,6 +93,23 @@ def test_responses(server: Server, choice: Any) -> None:
     assert len(pieces) >= len(done) >= 1
 
 
+def test_calls_beside_a_form(server: Server) -> None:
+    """With `auto`, the model calls a tool or answers in the form; a form that leaves no room for calls is refused."""
+    form = {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMAS["add"]}}
+    kinds: set[str] = set()
+    for seed in range(10):
+        body = {**CHAT, "response_format": form, "seed": seed}
+        (made,) = json.loads(post(server, "/v1/chat/completions", body))["choices"]
+        kinds.add(made["finish_reason"])
+        if made["finish_reason"] == "tool_calls":
+            check([(each["function"]["name"], each["function"]["arguments"]) for each in made["message"]["tool_calls"]])
+        else:
+            Draft202012Validator(SCHEMAS["add"]).validate(json.loads(made["message"]["content"]))
+    assert kinds == {"tool_calls", "stop"}
+    status, _, answer = server.request("POST", "/v1/chat/completions", {**CHAT, "guided_regex": "a+"})
+    assert (status, json.loads(answer)["error"]["param"]) == (400, "guided_regex")
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "paint"}], ids=["any", "tool"])
 def test_anthropic(server: Server, choice: dict[str, Any]) -> None:
     tools = [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.items()]

@@ -312,12 +312,13 @@ class GenerationRunner:
 
     def _with_tools(self, task: Generate, ignored: list[str]) -> Sampling:
         """Return the requested sampling, with a guide that forces a tool call where one is required, and that keeps
-        calls valid elsewhere if the model can follow one."""
+        calls valid elsewhere, and possible beside a requested guide, if the model can follow one."""
         facts = self._generator_facts
         required = task.tool_choice in ("required", "function")
-        if not task.tools or not (required or (facts.structural_tags and task.sampling.guide is None)):
+        requested = task.sampling.guide
+        if not task.tools or not (required or facts.structural_tags or requested):
             return task.sampling
-        if requested := task.sampling.guide:
+        if required and requested:
             raise InvalidValue(
                 f"an answer cannot be both a tool call and match {requested.field!r}: omit one of them",
                 param=requested.field,

@@ -3,12 +3,13 @@ prompts on, and converts both to token ids if there is a tokenizer."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-import msgspec
+from msgspec import structs
 
 from shoal.core.protocols import Prompt
 from shoal.errors import InvalidValue, TooLong, Unsupported
@@ -17,7 +18,7 @@ from shoal.pipelines.chat.reasoning import CLOSE, OPEN
 from shoal.pipelines.chat.required_tools import call_schema, check_depth, select_tools
 from shoal.pipelines.chat.segments import AnswerFormat
 from shoal.pipelines.chat.template import ChatTemplate
-from shoal.pipelines.chat.tool_tags import can_tag, marked_calls, required_calls
+from shoal.pipelines.chat.tool_tags import calls_or_answer, can_tag, marked_calls, required_calls
 from shoal.pipelines.chat.tools import ParserKind, marks, tool_parser
 from shoal.pipelines.chat.tools.qwen import FUNCTION
 from shoal.pipelines.chat.tools.result_collector import call_id, short_call_id
@@ -128,8 +129,13 @@ class TextChatPipeline:
 
     def tools_guide(self, task: Generate, *, tags: bool = False) -> Guide | None:
         """Return a guide that forces calls as plain JSON objects, which the decoder reads whatever the model's own
-        format; with "auto", one that keeps calls in that format valid."""
-        if task.tool_choice == "none" or not task.tools or self.tool_parser is None or not self._takes_tools:
+        format; with "auto", one that keeps calls in that format valid, beside the task's own guide if it has one.
+        Raises Unsupported if that guide would make calls impossible."""
+        if task.tool_choice == "none" or not task.tools or not self._takes_tools:
+            return None
+        if task.tool_choice == "auto" and task.sampling.guide:
+            return self._calls_or_answer_guide(task, task.sampling.guide, tags=tags)
+        if self.tool_parser is None:
             return None
         tools = select_tools(task)
         tags = tags and can_tag(tools)
@@ -141,12 +147,32 @@ class TextChatPipeline:
         return Guide(kind="json_schema", value=call_schema(tools, key), field="tools")
 
     def _marked_calls_guide(self, task: Generate) -> Guide | None:
-        """Return an optional guide, None for formats other than Hermes's objects: only these have one spelling."""
-        template = self.tools_template
-        if self.tool_parser != "hermes" or template is None or FUNCTION in template.source:
+        """Return an optional guide, None for formats other than Hermes's objects."""
+        if not self._marks_calls:
             return None
         value = marked_calls(task.tools, parallel=task.parallel_tool_calls)
         return Guide(kind="structural_tag", value=value, field="tools", optional=True)
+
+    def _calls_or_answer_guide(self, task: Generate, requested: Guide, *, tags: bool) -> Guide:
+        """Return a guide for calls or the requested JSON."""
+        if requested.kind not in ("json_object", "json_schema") or not (
+            tags and self._marks_calls and can_tag(task.tools)
+        ):
+            raise Unsupported(
+                f"this model cannot choose between a tool call and an answer that matches {requested.field!r}: omit"
+                f" 'tools' (or send tool_choice 'none'), or omit {requested.field!r}",
+                param=requested.field,
+            )
+        schema = json.loads(requested.value or '{"type": "object"}')
+        value = calls_or_answer(task.tools, schema, parallel=task.parallel_tool_calls)
+        return structs.replace(requested, kind="structural_tag", value=value)
+
+    @property
+    def _marks_calls(self) -> bool:
+        """Whether calls are Hermes's marked objects: of the formats of calls within text, only these have one
+        spelling."""
+        template = self.tools_template
+        return self.tool_parser == "hermes" and template is not None and FUNCTION not in template.source
 
     def to_backend_sampling(self, task: Generate, sampling: Sampling) -> Sampling:
         """Adapt the sampling for the backend. A backend also stops at a stop text inside a call or reasoning, so it
@@ -157,7 +183,7 @@ class TextChatPipeline:
             changes["stop"] = []
         if self.reads_special(task):
             changes["skip_special_tokens"] = False
-        return msgspec.structs.replace(sampling, **changes) if changes else sampling
+        return structs.replace(sampling, **changes) if changes else sampling
 
     def reads_special(self, task: Generate) -> bool:
         """Whether a backend that returns text must leave special tokens in it, since they mark calls and reasoning."""
@@ -320,6 +346,8 @@ class TextChatPipeline:
                 new_id = short_call_id if kind == "mistral" else call_id
                 plain = partial(tool_parser, "llama3", tools, parallel=task.parallel_tool_calls, new_id=new_id)
                 guided = "{"
+            elif guide is not None and not guide.optional:
+                guided = "{[<"  # JSON, or calls in their marks
         return AnswerFormat(
             reasoning=self.options.reasoning == "think",
             starts_in_reasoning=prompt.ends_in_reasoning,

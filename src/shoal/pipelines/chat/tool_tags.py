@@ -27,8 +27,24 @@ def required_calls(tools: Sequence[Tool], key: str) -> str:
 def marked_calls(tools: Sequence[Tool], *, parallel: bool) -> str:
     """Return the JSON text of tags that leave the answer free up to a `<tool_call>`, and then force a valid call.
     `parallel` False: the answer ends after the first call."""
-    tags = [_tag(tool, "arguments", f"{OPEN}\n{{", f"}}\n{CLOSE}") for tool in tools]
+    tags = [_marked_tag(tool) for tool in tools]
     return _format(type="triggered_tags", triggers=[OPEN], tags=tags, stop_after_first=not parallel)
+
+
+def calls_or_answer(tools: Sequence[Tool], schema: Any, *, parallel: bool) -> str:
+    """Return the JSON text of tags that force an answer of the JSON `schema`, or calls as those of `marked_calls` and
+    nothing else. `parallel` False: one call."""
+    answer = {"type": "json_schema", "json_schema": schema}
+    if not parallel:
+        return _format(type="or", elements=[answer, *(_marked_tag(tool) for tool in tools)])
+    # The library accepts an open number of calls beside an answer only within a tag.
+    tags = [_tag(tool, "arguments", "\n{", "}\n") for tool in tools]
+    calls = {"type": "tags_with_separator", "tags": tags, "separator": f"{CLOSE}\n{OPEN}", "at_least_one": True}
+    return _format(type="or", elements=[answer, {"type": "tag", "begin": OPEN, "content": calls, "end": CLOSE}])
+
+
+def _marked_tag(tool: Tool) -> dict[str, Any]:
+    return _tag(tool, "arguments", f"{OPEN}\n{{", f"}}\n{CLOSE}")
 
 
 def _tag(tool: Tool, key: str, begin: str, end: str) -> dict[str, Any]:

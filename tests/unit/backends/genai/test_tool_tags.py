@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal.backends.genai.structural_tags import write_tags
-from shoal.pipelines.chat.tool_tags import can_tag, marked_calls, required_calls
+from shoal.pipelines.chat.tool_tags import calls_or_answer, can_tag, marked_calls, required_calls
 from shoal.pipelines.chat.tools import ToolParser, tool_parser
 from shoal.types import Tool
 
@@ -104,6 +104,19 @@ def test_marked_calls(matcher: GrammarMatcher, parallel: bool) -> None:
     for text in (f"{marked(*FIRST)}\n{marked(*SECOND)}", f"{marked(*FIRST)} done"):
         assert matcher.accepts(text, **tags) == parallel, text
     both = f"{marked(*FIRST)}\n{marked(*SECOND)}"
+    assert calls_in(tool_parser("hermes", TOOLS, parallel=True), both) == [FIRST, SECOND]
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_calls_or_an_answer(matcher: GrammarMatcher, parallel: bool) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tags: dict[str, Any] = {"structural_tags_config": write_tags(calls_or_answer(TOOLS, schema, parallel=parallel))}
+    for text in ('{"city": "K\xf6ln"}', marked(*FIRST), marked("now", "{}")):
+        assert matcher.accepts(text, **tags), text
+    for text in ("", "well", '{"n": 1}', plain(*FIRST), marked("sub", "{}"), marked(*FIRST) + '{"city": "x"}'):
+        assert not matcher.accepts(text, **tags), text
+    both = f"{marked(*FIRST)}\n{marked(*SECOND)}"
+    assert matcher.accepts(both, **tags) == parallel
     assert calls_in(tool_parser("hermes", TOOLS, parallel=True), both) == [FIRST, SECOND]
 
 

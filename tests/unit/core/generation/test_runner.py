@@ -338,13 +338,16 @@ def test_demanded_tools_guide_the_model(virtual: Run[None], choice: str) -> None
 
 
 async def test_optional_guides_of_tools() -> None:
-    """A model that follows structural tags gets the guide of "auto", unless the client has its own or offers none."""
+    """A model that follows structural tags gets the guide of "auto" if there are tools, and so does one with a guide of
+    the client: the pipeline's has both."""
     parameters, own = SUPPORTED_PARAMETERS | {"guide"}, Guide(kind="regex", value="a", field="guided_regex")
     tagged = Scripted(parameters=parameters, structural_tags=True)
     tools = [Tool(name="f")]
     for model, fields, guide in (
         (tagged, {"tools": tools}, GUIDE),
-        (tagged, {"tools": tools, "guide": own}, own),
+        (tagged, {"tools": tools, "guide": own}, GUIDE),
+        (Scripted(parameters=parameters), {"tools": tools, "guide": own}, GUIDE),
+        (tagged, {"guide": own}, own),
         (tagged, {}, None),
         (Scripted(parameters=parameters), {"tools": tools}, None),
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -225,6 +225,44 @@ class TestTools:
         assert pipeline(QWEN).tools_guide(chat(tools=[WEATHER], tool_choice="none"), tags=True) is None
         for source in (LLAMA3, MISTRAL, QWEN + "{# <function= #}"):
             assert pipeline(source).tools_guide(chat(tools=[WEATHER]), tags=True) is None
+
+    @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+    def test_calls_beside_a_requested_form(self, kind: Literal["json_object", "json_schema"]) -> None:
+        """The model may call or answer in JSON; the answer is read as such even if its prompt ends in reasoning."""
+        requested = Guide(kind=kind, value='{"type": "array"}' if kind == "json_schema" else "", field="format")
+        task = chat(tools=[WEATHER], sampling=Sampling(guide=requested))
+        made = pipeline(QWEN, reasoning="think")
+        guide = made.tools_guide(task, tags=True)
+        assert guide is not None
+        assert (guide.kind, guide.field, guide.optional) == ("structural_tag", "format", False)
+        answer, call = json.loads(guide.value)["format"]["elements"]
+        assert answer["json_schema"] == {"type": "array" if kind == "json_schema" else "object"}
+        assert call["begin"] == "<tool_call>"
+        task = msgspec.structs.replace(task, sampling=Sampling(guide=guide))
+        for text, calls, content in ((CALL, 1, ""), ("[1]", 0, "[1]")):
+            decoder = made.decoder(task, Prompt(text="", ends_in_reasoning=True), 0, "delta")
+            chunks = [*decoder.push(Piece(text=text)), *decoder.flush("stop")]
+            assert sum(bool(chunk.tools) for chunk in chunks) == calls
+            assert "".join(chunk.text for chunk in chunks) == content
+
+    def test_forms_that_make_calls_impossible(self) -> None:
+        """They are refused, unless the model has no calls anyway."""
+        form = Sampling(guide=Guide(kind="json_object"))
+        choice = Sampling(guide=Guide(kind="choice", value='["a"]', field="guided_choice"))
+        for source, sampling, tools, tags in (
+            (LLAMA3, form, [WEATHER], True),
+            (QWEN, form, [WEATHER], False),
+            (QWEN, choice, [WEATHER], True),
+            (QWEN, form, [Tool(name="gr\xf6\xdfe")], True),
+        ):
+            with pytest.raises(Unsupported, match="cannot choose between a tool call and an answer") as caught:
+                pipeline(source).tools_guide(chat(tools=tools, sampling=sampling), tags=tags)
+            assert caught.value.param == (sampling.guide.field if sampling.guide else "")
+        task = chat(tools=[WEATHER], sampling=form)
+        with pytest.raises(Unsupported, match="cannot choose"):
+            pipeline(QWEN, tool_parser=None).tools_guide(task, tags=True)
+        assert pipeline(GEMMA).tools_guide(task, tags=True) is None
+        assert pipeline(QWEN).tools_guide(msgspec.structs.replace(task, tool_choice="none"), tags=True) is None
 
     def test_names_that_cannot_be_in_tags(self) -> None:
         tools = [Tool(name="gr\xf6\xdfe")]
