@@ -37,6 +37,7 @@ _NO_TASK = re.compile(
     r"|(cannot|does not) (generate|embed|rerank|score|classify)",
     re.IGNORECASE,
 )
+_NO_MAX_TOKENS = re.compile(r"\bmax_tokens\b.*\bnot supported\b.*\bmax_completion_tokens\b", re.DOTALL)
 
 
 def lacks_model(answer: Answer) -> bool:
@@ -63,6 +64,11 @@ def lacks_system_role(answer: Answer, sent: bytes) -> bool:
     """Whether the server refuses system messages inside of an Anthropic conversation, as vLLM before 0.23 does."""
     refused = answer.status in (400, 422) and b"'user' or 'assistant'" in answer.body
     return refused and b'"system"' in sent
+
+
+def lacks_max_tokens(error: ShoalError) -> bool:
+    """Whether the server wants `max_completion_tokens` instead, as OpenAI does for its newer models."""
+    return isinstance(error, UpstreamRefused) and error.status == 400 and bool(_NO_MAX_TOKENS.search(error.message))
 
 
 def refusal_error(answer: Answer, where: str) -> ShoalError:

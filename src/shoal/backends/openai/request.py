@@ -33,12 +33,17 @@ _LISTS = ("stop", "stop_token_ids", "bad_words")
 
 
 def build_request(
-    task: Generate, model: str, *, strip: Collection[str] = (), defaults: Mapping[str, Any]
+    task: Generate,
+    model: str,
+    *,
+    strip: Collection[str] = (),
+    defaults: Mapping[str, Any],
+    length_field: str = "max_tokens",
 ) -> tuple[str, bytes]:
     """Return the path and the body of a task for `model`.
 
-    Fields in `strip` are omitted; `defaults` fill fields that the task does not set. Raises InvalidValue for a mix of
-    text and token id prompts, which one request cannot carry.
+    Fields in `strip` are omitted; `defaults` fill fields that the task does not set. A chat's `max_tokens` is sent as
+    `length_field`. Raises InvalidValue for a mix of text and token id prompts, which one request cannot carry.
     """
     fields: dict[str, Any] = {"model": model}
     chat = not task.prompts
@@ -56,7 +61,11 @@ def build_request(
     for name, value in [*task.extras.items(), *defaults.items()]:
         fields.setdefault(name, value)
     path = "/chat/completions" if chat else "/completions"
-    return path, msgspec.json.encode({name: value for name, value in fields.items() if name not in strip})
+    for name in strip:
+        fields.pop(name, None)
+    if chat and "max_tokens" in fields:
+        fields[length_field] = fields.pop("max_tokens")
+    return path, msgspec.json.encode(fields)
 
 
 def sampling_fields(sampling: Sampling, *, chat: bool) -> dict[str, Any]:

@@ -68,11 +68,13 @@ class UpstreamOptions:
 
 
 class _UpstreamRequest(NamedTuple):
-    """A request for one replica. `raw`: the dialect in which its answer is passed through; "" if it is parsed."""
+    """A request for one replica. `raw`: the dialect in which its answer is passed through; "" if it is parsed.
+    `length_field`: see Replica; "" where the client's fields go on."""
 
     path: str
     body: bytes
     raw: str = ""
+    length_field: str = ""
 
 
 class UpstreamRunner:
@@ -207,7 +209,9 @@ class UpstreamRunner:
         def make_request(replica: Replica) -> _UpstreamRequest:
             model = _model_name(replica, task.adapter)
             options = self._options
-            return _UpstreamRequest(*build_request(task, model, strip=options.strip, defaults=options.defaults))
+            field = replica.length_field
+            path, body = build_request(task, model, strip=options.strip, defaults=options.defaults, length_field=field)
+            return _UpstreamRequest(path, body, length_field=field)
 
         response, attempt = await self._open_response(make_request, task, ctx)
         with attempt, response:
@@ -260,6 +264,10 @@ class UpstreamRunner:
                 attempt.has_response = True
                 return error, attempt
             attempt.record(error)
+            if sent.length_field == "max_tokens" and errors.lacks_max_tokens(error):
+                replica.length_field = "max_completion_tokens"
+                tried.remove(replica)
+                continue
             if not (_is_retryable(error) and self._fleet.has_alternative(tried)):
                 raise error
 

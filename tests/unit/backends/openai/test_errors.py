@@ -13,6 +13,7 @@ from shoal.backends.openai.errors import (
     failure_error,
     find_failure,
     lacks_dialect,
+    lacks_max_tokens,
     lacks_model,
     lacks_route,
     lacks_system_role,
@@ -38,6 +39,11 @@ def make_answer(status: int, body: Any = None, **headers: str) -> Answer:
     data = body if isinstance(body, bytes) else json.dumps(body).encode() if body is not None else b""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Answer(status, {"content-type": "application/json", **named}, data)
+
+
+NO_MAX_TOKENS = (
+    "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+)
 
 
 def openai(message: str, **more: Any) -> dict[str, Any]:
@@ -213,6 +219,18 @@ class TestWhatIsMissing:
     def test_only_a_router_says_that_a_route_is_missing(self, answer: Answer, missing: bool) -> None:
         """A 404 for what a request refers to takes the route from nobody else."""
         assert lacks_dialect(answer) == missing
+
+    @pytest.mark.parametrize(
+        ("status", "message", "lacking"),
+        [
+            (400, NO_MAX_TOKENS, True),
+            (400, f"litellm.BadRequestError: OpenAIException - {NO_MAX_TOKENS}", True),
+            (500, NO_MAX_TOKENS, False),
+            (400, "'max_tokens' or 'max_completion_tokens' is too large: 5000.", False),
+        ],
+    )
+    def test_max_tokens_refused(self, status: int, message: str, lacking: bool) -> None:
+        assert lacks_max_tokens(refusal_error(make_answer(status, openai(message)), "up")) == lacking
 
     def test_system_messages_refused(self) -> None:
         refusal = make_answer(400, openai("messages.1.role: Input should be 'user' or 'assistant'"))

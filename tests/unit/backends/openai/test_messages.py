@@ -12,7 +12,7 @@ from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
 from shoal.core.generation.affinity import estimate_demand
 from shoal.errors import TransportFailed, UpstreamRefused
 from shoal.types import Generate, Sampling, Usage
-from tests.fakes.openai_server import FakeUpstream, Script, answer, event, stream
+from tests.fakes.openai_server import Exchange, FakeUpstream, Script, answer, event, stream
 from tests.unit.backends.openai.kit import USAGE, chunks_of, context, make_task, passed_on, runner_of, typed
 
 BODY = rb'{"model":"mine","max_tokens":9,"messages":[ ],"thinking":{"type": "adaptive"},"future":1.50}'
@@ -116,6 +116,33 @@ async def test_what_ended_an_answer(
     server.on("/chat/completions", stream(*pieces))
     chunks = await chunks_of(runner, typed(sampling=Sampling(stop=["END"])))
     assert [chunk.stop for chunk in chunks if chunk.finish_reason] == [stop]
+
+
+async def test_a_server_with_another_name_for_the_length(server: FakeUpstream, runner: UpstreamRunner) -> None:
+    """It gets the task again, and the next ones at once. Chats that are passed on keep their fields."""
+    words = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+    refusal = answer({"error": {"message": words, "param": "max_tokens", "code": "unsupported_parameter"}}, 400)
+    reply = answer({"choices": [{"message": {"content": "a"}}]})
+
+    async def choose(exchange: Exchange) -> None:
+        await (refusal if "max_tokens" in exchange.request.json else reply)(exchange)
+
+    server.on("/chat/completions", choose)
+    task = typed(sampling=Sampling(max_tokens=3), stream=False)
+    for _ in range(2):
+        assert (await chunks_of(runner, task))[0].text == "a"
+    with pytest.raises(UpstreamRefused):
+        await chunks_of(runner, make_task({"model": "mine", "messages": [], "max_tokens": 3}))
+    sent = [[name for name in request.json if "max" in name] for request in server.requests]
+    assert sent == [["max_tokens"], ["max_completion_tokens"], ["max_completion_tokens"], ["max_tokens"]]
+
+
+async def test_a_server_that_takes_no_length(server: FakeUpstream, runner: UpstreamRunner) -> None:
+    error = {"message": "'max_tokens' is not supported; use 'max_completion_tokens'"}
+    server.on("/chat/completions", answer({"error": error}, 400))
+    with pytest.raises(UpstreamRefused, match="not supported"):
+        await chunks_of(runner, typed(sampling=Sampling(max_tokens=3)))
+    assert len(server.requests) == 2
 
 
 async def test_an_unknown_model_is_another_matter(server: FakeUpstream, runner: UpstreamRunner) -> None:

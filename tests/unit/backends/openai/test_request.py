@@ -98,6 +98,15 @@ class TestChat:
             "chat_template_kwargs": {"x": 1},
         }
 
+    def test_the_name_of_the_length(self) -> None:
+        """Only chats have the new one."""
+        sampling = Sampling(max_tokens=3)
+        chat = Generate(model="m", messages=HI, sampling=sampling)
+        prompt = Generate(model="m", prompts=["a"], sampling=sampling)
+        for task, name in ((chat, "max_completion_tokens"), (prompt, "max_tokens")):
+            _, data = build_request(task, "up", defaults={}, length_field="max_completion_tokens")
+            assert {key: value for key, value in json.loads(data).items() if "max" in key} == {name: 3}
+
     def test_a_named_schema(self) -> None:
         guide = Guide(kind="json_schema", value="{}", name="mine", strict=True)
         form = {"type": "json_schema", "json_schema": {"name": "mine", "schema": {}, "strict": True}}
