@@ -51,9 +51,12 @@ def test_a_stop_sequence_is_named(server: Server) -> None:
 
 
 def test_a_prompt_that_is_too_long(server: Server) -> None:
-    """It is refused in the words at which agents compact their conversation."""
+    """It is refused in the words at which agents compact their conversation, and still counted."""
     long = {**ASKED, "messages": [{"role": "user", "content": "Hello " * 5000}]}
     status, _, body = server.request("POST", "/v1/messages", long)
     error = json.loads(body)["error"]
     assert (status, error["type"]) == (400, "invalid_request_error")
     assert error["message"].startswith("prompt is too long: ")
+    status, _, body = server.request("POST", "/v1/messages/count_tokens", long)
+    assert status == 200
+    assert json.loads(body)["input_tokens"] > 5000

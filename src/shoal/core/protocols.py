@@ -500,7 +500,8 @@ class ChatPipeline(Protocol):
       does not support. Cheap; runs on the event loop.
     - `prompts` returns one Prompt for the messages, or one for each of the task's prompts. Raises TooLong, with both
       counts, if one leaves no room for an answer within `context_tokens`; InvalidValue for invalid token ids and for
-      messages that the template rejects.
+      messages that the template rejects. `whole`: for counting, prompts of any length, uncut, with all their tokens,
+      estimated far beyond the context.
     - `decoder` returns a new Decoder for the choice `index` of a prompt. The task's sampling is the effective one.
     - `to_backend_sampling` returns a choice's sampling for the backend, with stop texts only if they apply to all of
       its text.
@@ -515,7 +516,7 @@ class ChatPipeline(Protocol):
 
     def check(self, task: Generate) -> None: ...
 
-    def prompts(self, task: Generate) -> list[Prompt]: ...
+    def prompts(self, task: Generate, *, whole: bool = False) -> list[Prompt]: ...
 
     def decoder(
         self, task: Generate, prompt: Prompt, index: int, gives: Literal["delta", "cumulative", "ids"]

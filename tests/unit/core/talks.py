@@ -48,7 +48,7 @@ class PlainPipeline:
         if self.error is not None:
             raise self.error
 
-    def prompts(self, task: Generate) -> list[Prompt]:
+    def prompts(self, task: Generate, *, whole: bool = False) -> list[Prompt]:
         texts = [str(message.content) for message in task.messages[-1:]] or [str(prompt) for prompt in task.prompts]
         return [Prompt(text=text, tokens=len(text.split()) if self.counts else None, cut=self.cut) for text in texts]
 

@@ -231,9 +231,9 @@ class GenerationRunner:
         self._resolve_sampling(task, [])
 
     async def count_tokens(self, task: Generate, ctx: Context) -> int:
-        """Count the tokens of the rendered prompts, without any work of a replica."""
+        """Count the tokens of the rendered prompts, also of those that do not fit, without any work of a replica."""
         self.pipeline.check(task)
-        return sum(map(estimate_prompt_tokens, await self._render_prompts(task)))
+        return sum(map(estimate_prompt_tokens, await self._render_prompts(task, whole=True)))
 
     def when_broken(self, call: Callable[[ShoalError], None]) -> None:
         for generator in self.generators:
@@ -337,11 +337,11 @@ class GenerationRunner:
         ignored.append("tool_choice")
         return task.sampling
 
-    async def _render_prompts(self, task: Generate) -> list[Prompt]:
+    async def _render_prompts(self, task: Generate, *, whole: bool = False) -> list[Prompt]:
         threads = self.options.threads
         if threads is None or _estimate_chars(task) <= INLINE_CHARS:
-            return self.pipeline.prompts(task)
-        return await threads.run(lambda: self.pipeline.prompts(task))
+            return self.pipeline.prompts(task, whole=whole)
+        return await threads.run(lambda: self.pipeline.prompts(task, whole=whole))
 
     async def _prepare(self, task: Generate) -> _Request:
         """Return the request with its answers, of which none has started."""

@@ -98,7 +98,10 @@ class TextChatPipeline:
         if task.messages:
             self._check_messages(task)
 
-    def prompts(self, task: Generate) -> list[Prompt]:
+    def prompts(self, task: Generate, *, whole: bool = False) -> list[Prompt]:
+        if whole:
+            made = [self._render(task, task.messages)] if task.messages else map(self._build_prompt, task.prompts)
+            return [self._count_all(prompt) for prompt in made]
         if task.messages:
             return [self._render_conversation(task)]
         return [self._check_fit(self._build_prompt(item), task.sampling.max_tokens, "prompt") for item in task.prompts]
@@ -304,6 +307,12 @@ class TextChatPipeline:
         if not special and self.vocabulary.adds_bos and bos is not None:
             text = text.removeprefix(self.vocabulary.raw.id_to_token(bos) or "")
         return Prompt(text=text, ids=None if ids is None else tuple(ids), tokens=tokens)
+
+    def _count_all(self, prompt: Prompt) -> Prompt:
+        limit = self.options.context_tokens
+        if self.vocabulary is None or limit is None or prompt.ids is not None:
+            return prompt
+        return replace(prompt, tokens=self.vocabulary.estimate(prompt.text, limit))
 
     def _check_fit(self, prompt: Prompt, max_tokens: int | None, param: str) -> Prompt:
         """Return the prompt if it leaves room for at least one token, unless none is requested. Answers end at the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -114,17 +114,25 @@ class Vocabulary:
 
     def _min_tokens(self, text: str, limit: int, param: str) -> int:
         """Return a lower bound of a text's tokens if it exceeds `limit`; otherwise the result is meaningless."""
-        start = least = 0
-        while start < len(text) and least <= limit:
-            end = min(start + max(SMALLEST, min(limit * CHARS_PER_TOKEN // 2, PIECE)), len(text))
-            # Nearly every tokenizer splits words at spaces; a word that is cut may have more tokens than the whole.
-            space = text.rfind(" ", (start + end) // 2, end) if end < len(text) else end
-            whole = space > start
-            end = space if whole else end
-            found = len(self.encode(text[start:end], special=False, param=param)) - MARGIN
+        least = 0
+        for piece, whole in _split_pieces(text, limit):
+            if least > limit:
+                break
+            # A word that is cut may have more tokens than the whole.
+            found = len(self.encode(piece, special=False, param=param)) - MARGIN
             least += max(0, found if whole else found // 2)
-            start = end
         return least
+
+    def estimate(self, text: str, limit: int, param: str = "messages") -> int:
+        """Estimate the tokens of a text, from its beginning of about four times `limit` tokens if it is longer: the
+        work for a text of any length is bounded."""
+        chars = tokens = 0
+        for piece, _ in _split_pieces(text, limit):
+            chars += len(piece)
+            tokens += len(self.encode(piece, special=False, param=param))
+            if tokens > 4 * limit:
+                break
+        return tokens * len(text) // chars if chars else 0
 
     def count(self, text: str) -> int:
         """Count the tokens of a text, without any around it."""
@@ -180,6 +188,18 @@ class Vocabulary:
             text = text.replace(pattern, content)
         found = _OCTET.match(text)
         return int(found[1], 16) if found else text
+
+
+def _split_pieces(text: str, limit: int) -> Iterator[tuple[str, bool]]:
+    """Split a text at spaces, where nearly every tokenizer splits words. A piece of False ends inside of a word."""
+    start = 0
+    while start < len(text):
+        end = min(start + max(SMALLEST, min(limit * CHARS_PER_TOKEN // 2, PIECE)), len(text))
+        space = text.rfind(" ", (start + end) // 2, end) if end < len(text) else end
+        whole = space > start
+        end = space if whole else end
+        yield text[start:end], whole
+        start = end
 
 
 def check_letters(text: str, param: str) -> None:

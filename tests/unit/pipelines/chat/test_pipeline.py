@@ -327,6 +327,25 @@ class TestLength:
                 pipeline(context_tokens=100).prompts(task)
         assert sum(read) < 10_000
 
+    @pytest.mark.parametrize("truncation", ["none", "oldest"])
+    def test_counts_beyond_the_context(self, truncation: str) -> None:
+        """Nothing is refused or cut."""
+        whole = only(pipeline(), task := chat(*long_talk(20))).tokens
+        (prompt,) = pipeline(context_tokens=100, truncation=truncation).prompts(task, whole=True)
+        assert prompt.tokens == pytest.approx(whole, rel=0.02)
+        assert prompt.cut == 0
+        assert (prompt.tokens or 0) > 100
+
+    @pytest.mark.parametrize("text", ["the weather " * 100_000, "w" * 1_000_000])
+    def test_counts_far_beyond_the_context(self, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+        """They are estimated from the beginning."""
+        whole = vocabulary().count(text)
+        read = reads(monkeypatch)
+        for task in (Generate(model="m", prompts=[text]), chat(Message(role="user", content=text))):
+            (prompt,) = pipeline(context_tokens=100).prompts(task, whole=True)
+            assert prompt.tokens == pytest.approx(whole, rel=0.1)
+        assert sum(read) < 20_000
+
     @pytest.mark.parametrize("word", ["the weather ", "w"])
     def test_a_long_conversation_is_not_read_again_and_again(self, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
         """While the oldest turns are dropped, each try reads only as much as can fit."""
