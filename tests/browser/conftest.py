@@ -99,13 +99,14 @@ def locked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @contextmanager
 def serve(folder: Path, *arguments: str, home: Path | None = None, port: int = 0) -> Iterator[str]:
-    """Run `shoal serve` with these arguments and yield its origin once its models are ready. `home`: its models."""
+    """Run `shoal serve` with these arguments and yield its origin once its models are ready. `home`: its models, by
+    default none: the page also lists those that the user of this machine has."""
     log = folder / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "shoal", "serve", *arguments, "--port", str(port)],
             cwd=folder,
-            env=environment({} if home is None else {"SHOAL_HOME": str(home), **NO_HUB}),
+            env=environment({"SHOAL_HOME": str(home or folder / "home"), **NO_HUB}),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
