@@ -507,7 +507,7 @@ class ChatPipeline(Protocol):
       its text.
     - `tools_guide` returns the guide that makes a backend with guided decoding call the requested tools, None if no
       guide is needed. `tags`: the guide may be a structural tag; without a required call it is then optional. For a
-      task with a guide of its own it allows both, calls and answers; raises Unsupported if it cannot.
+      task with a guide of JSON it allows both, calls and answers; raises Unsupported if it cannot.
     - `details`: what it adds to the details of its model's facts.
     """
 

@@ -156,11 +156,12 @@ class TextChatPipeline:
         value = marked_calls(task.tools, parallel=task.parallel_tool_calls)
         return Guide(kind="structural_tag", value=value, field="tools", optional=True)
 
-    def _calls_or_answer_guide(self, task: Generate, requested: Guide, *, tags: bool) -> Guide:
-        """Return a guide for calls or the requested JSON."""
-        if requested.kind not in ("json_object", "json_schema") or not (
-            tags and self._marks_calls and can_tag(task.tools)
-        ):
+    def _calls_or_answer_guide(self, task: Generate, requested: Guide, *, tags: bool) -> Guide | None:
+        """Return a guide for calls or the requested JSON; None for other kinds, which are of all that the model writes,
+        calls included."""
+        if requested.kind not in ("json_object", "json_schema"):
+            return None
+        if not (tags and self._marks_calls and can_tag(task.tools)):
             raise Unsupported(
                 f"this model cannot choose between a tool call and an answer that matches {requested.field!r}: omit"
                 f" 'tools' (or send tool_choice 'none'), or omit {requested.field!r}",

@@ -246,13 +246,12 @@ class TestTools:
             assert "".join(chunk.text for chunk in chunks) == content
 
     def test_forms_that_make_calls_impossible(self) -> None:
-        """They are refused, unless the model has no calls anyway."""
+        """They are refused, unless they are of all that is written, or the model has no calls anyway."""
         form = Sampling(guide=Guide(kind="json_object"))
         choice = Sampling(guide=Guide(kind="choice", value='["a"]', field="guided_choice"))
         for source, sampling, tools, tags in (
             (LLAMA3, form, [WEATHER], True),
             (QWEN, form, [WEATHER], False),
-            (QWEN, choice, [WEATHER], True),
             (QWEN, form, [Tool(name="gr\xf6\xdfe")], True),
         ):
             with pytest.raises(Unsupported, match="cannot choose between a tool call and an answer") as caught:
@@ -261,6 +260,7 @@ class TestTools:
         task = chat(tools=[WEATHER], sampling=form)
         with pytest.raises(Unsupported, match="cannot choose"):
             pipeline(QWEN, tool_parser=None).tools_guide(task, tags=True)
+        assert pipeline(QWEN).tools_guide(chat(tools=[WEATHER], sampling=choice), tags=True) is None
         assert pipeline(GEMMA).tools_guide(task, tags=True) is None
         assert pipeline(QWEN).tools_guide(msgspec.structs.replace(task, tool_choice="none"), tags=True) is None
 
