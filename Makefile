@@ -26,7 +26,7 @@ ALONE_SERVERS := $(wildcard tests/integration/test_triton_*.py tests/integration
 	llm_running serve batches bulk tracing workers))
 ALONE := $(ALONE_HERE) $(ALONE_SERVERS)
 CLUSTER := tests/integration/test_ray.py tests/integration/test_ray_bulk.py
-AGENTS := tests/clients/test_agents.py
+AGENTS := tests/clients/test_agents.py tests/clients/test_claude_code.py
 EXPORT := tests/parity/test_export.py tests/parity/test_conversion.py
 PORT := 8080
 MODEL :=
@@ -81,31 +81,34 @@ web: $(VENV)/.installed
 	@$(BIN)/python web/build.py --check-node || $(call locked,$(BIN),node)
 	@$(BIN)/python web/build.py
 
-# Tests of ALONE run one after the other, after all others: several Tritons at once starve each other, gRPC's threads miss
-# wake-ups when tests of other event loops run in between, and some servers have a pace.
+# Tests of ALONE_HERE run one after the other, after all others: gRPC's threads miss wake-ups when tests of other event loops
+# run in between. Those of ALONE_SERVERS run two at a time after that: they mostly wait, but more Tritons starve each other.
 test: setup
-	$(if $(ARGS),$(PYTEST) $(ARGS),$(call both,,$(ALONE)))
+	$(if $(ARGS),$(PYTEST) $(ARGS),$(call all,,$(ALONE_HERE),$(ALONE_SERVERS)))
 
 # Without what starts real servers, and what depends on no package: nothing of it sees a version that the rest does not.
 PURE := $(addprefix tests/,contract/lanes $(addprefix unit/,bench core deploy docs web test_architecture.py))
 test-lowest: BIN := $(LOWEST)/bin
 test-lowest: export HYPOTHESIS_PROFILE := few
 test-lowest: $(LOWEST)/.installed
-	$(if $(ARGS),$(PYTEST) $(ARGS),$(call both,$(addprefix --ignore=,$(PURE)) tests/unit tests/surfaces tests/contract,$(ALONE_HERE)))
+	$(if $(ARGS),$(PYTEST) $(ARGS),$(call all,$(addprefix --ignore=,$(PURE)) tests/unit tests/surfaces tests/contract,$(ALONE_HERE)))
 
-# $(call both,<paths>,<paths of those that run alone>): the second also when the first fails.
-define both
+# $(call all,<paths>,<paths of those that run alone>,<paths of those that run two at a time>): each also when one fails.
+define all
 @failed=; \
-	$(call tried,$@-beside,-n $(WORKERS) --dist loadfile --max-worker-restart 0 $(addprefix --ignore=,$(ALONE) $(CLUSTER)) $(1)) || failed="$$failed, side by side"; \
-	$(call tried,$@-alone,$(2)) || failed="$$failed, alone"; \
-	test -z "$$failed" || { echo "$@: failed$$failed"; exit 1; }
+	$(call tried,$@: side by side,$(call processes,$(WORKERS)) $(addprefix --ignore=,$(ALONE) $(CLUSTER)) $(1)) || failed=1; \
+	$(call tried,$@: alone,$(2)) || failed=1; \
+	$(if $(3),$(call tried,$@: servers,$(call processes,2) $(3)) || failed=1;) \
+	test -z "$$failed"
 endef
+processes = -n $(1) --dist loadfile --max-worker-restart 0
 
 # $(call tried,<name>,<arguments>): a test that fails (status 1; 3 where a worker died) has shared the processors with
 # much else. It runs once more by itself, where it is named, and counts if it fails again.
 AGAIN := -n 0 -vv --last-failed --last-failed-no-failures none
-tried = { args="-o cache_dir=build/pytest/$(1) $(2)"; $(PYTEST) $$args || \
-	{ [ $$? = 1 ] && echo "$(1): what failed, again by itself:" && $(PYTEST) $$args $(AGAIN); }; }
+tried = { args="$(2)"; kept="cache_dir=build/pytest/$(1)"; $(PYTEST) -o "$$kept" $$args || { \
+	[ $$? = 1 ] && echo "$(1): what failed, again by itself:" && $(PYTEST) -o "$$kept" $$args $(AGAIN); } || \
+	{ echo "$(1): failed"; false; }; }
 
 coverage: setup
 	$(BIN)/python -m coverage run -m pytest $(ARGS) tests/unit/core tests/contract

@@ -17,9 +17,15 @@ if shutil.which("make") is None:
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
+    """A Python whose first command ends with the status in `first`, 3 if there is none, and all others with 0."""
     file = tmp_path / "bin" / "python"
     file.parent.mkdir()
-    file.write_text(f'#!/bin/sh\necho "$OV_CPU_MAX_ISA $*" >>{tmp_path}/calls\nexit 3\n')
+    file.write_text(
+        f"""#!/bin/sh
+        echo "$OV_CPU_MAX_ISA $*" >>{tmp_path}/calls
+        [ "$(wc -l <{tmp_path}/calls)" -gt 1 ] || exit "$(cat {tmp_path}/first 2>/dev/null || echo 3)"
+        """
+    )
     file.chmod(0o755)
     return file
 
@@ -35,11 +41,23 @@ def make(python: Path, *words: str) -> tuple[int, list[str]]:
 
 
 def test_every_part_runs_even_if_one_fails(python: Path) -> None:
-    """The parallel and the serial part both run; the exit status is a failure."""
+    """Tests side by side, those that run alone, and those with servers; the exit status is a failure."""
     status, calls = make(python, "test")
     assert status != 0
-    assert [" -n " in call for call in calls] == [True, False]
-    assert "tests/integration" in calls[1]
+    assert [" -n " in call for call in calls] == [True, False, True]
+    assert "tests/integration" in calls[2]
+
+
+@pytest.mark.parametrize(("first", "again"), [(0, False), (1, True), (2, False), (3, False)])
+def test_what_fails_runs_again_by_itself(python: Path, tmp_path: Path, first: int, again: bool) -> None:
+    """Only if tests failed (1): after an interruption, or with a dead worker, others did not run."""
+    (tmp_path / "first").write_text(str(first))
+    status, calls = make(python, "test")
+    assert (status == 0) == (first == 0 or again)
+    assert sum("--last-failed" in call for call in calls) == again
+    if again:
+        assert calls[1].startswith(calls[0])
+        assert "-n 0" in calls[1]
 
 
 def test_arguments_are_passed_on(python: Path) -> None:
