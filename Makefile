@@ -26,7 +26,7 @@ ALONE_SERVERS := $(wildcard tests/integration/test_triton_*.py tests/integration
 	llm_running serve batches bulk tracing workers))
 ALONE := $(ALONE_HERE) $(ALONE_SERVERS)
 CLUSTER := tests/integration/test_ray.py tests/integration/test_ray_bulk.py
-AGENTS := tests/clients/test_agents.py tests/clients/test_claude_code.py
+AGENTS := tests/clients/test_agents.py tests/clients/test_claude_code.py tests/clients/test_required_tools.py::test_ai_sdk
 EXPORT := tests/parity/test_export.py tests/parity/test_conversion.py
 PORT := 8080
 MODEL :=
