@@ -46,15 +46,16 @@ def enter_class(classes: Mapping[TrafficClass, ClassShare], entered: ClassShare,
 
 
 def order_classes(classes: Mapping[TrafficClass, ClassShare], now: float, max_age_ms: float) -> list[TrafficClass]:
-    """Return the classes with items by virtual time; one not served for `max_age_ms` goes first, and of several the one
-    that waits longest.
+    """Return the classes with items by virtual time. Of several, the one that was served longer ago goes first if it
+    has waited for `max_age_ms`.
 
-    Age counts from when the class was last served, not from its oldest item: a backlog is always old, and would
-    turn the queue into first come, first served, which would favor the bulk client.
+    It is chosen by its last service, not by its wait: a class whose batch has just ended has waited since that batch
+    began, and would precede a class that came meanwhile. Waits count from the last service, not from the oldest item: a
+    backlog is always old, and would turn the queue into first come, first served, which would favor the bulk client.
     """
     order = sorted([name for name, share in classes.items() if share.items], key=lambda name: classes[name].vtime)
     if len(order) > 1:
-        oldest = min(order, key=lambda name: classes[name].waits_since)
+        oldest = min(order, key=lambda name: classes[name].last_served)
         if (now - classes[oldest].waits_since) * 1000 > max_age_ms:
             order.remove(oldest)
             order.insert(0, oldest)

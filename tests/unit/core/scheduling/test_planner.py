@@ -258,6 +258,18 @@ def test_no_class_starves_where_batches_are_longer_than_the_age(batch_s: float) 
     assert Counter(order) == {"interactive": 10, "bulk": 10}
 
 
+@pytest.mark.parametrize("arrives", [3.0, 9.9])
+def test_an_item_that_arrives_during_a_bulk_batch_goes_next(arrives: float) -> None:
+    """It waits for the batch that runs, not for another one: that bulk was served when this batch began."""
+    queue = planner(max_age_ms=250, max_batch_size=1)
+    for number in range(20):
+        queue.add([Work(traffic="bulk", request=number)], 0.0)
+    assert taken(queue, 0.0).entries[0].traffic == "bulk"
+    queue.add([Work(request="i")], arrives)
+    order = [taken(queue, now).entries[0].traffic for now in (10.0, 20.0)]
+    assert order == ["interactive", "bulk"]
+
+
 def test_interactive_batch_takes_few_bulk_companions() -> None:
     """Bulk items fill an interactive batch only up to a quarter of max_batch_ms."""
     queue = planner(max_batch_ms=8.0)

@@ -552,6 +552,20 @@ async def test_large_items_of_classes_share_as_in_the_planner() -> None:
     harness.gate.waiting.pop().cancel()
 
 
+async def test_a_large_item_that_arrives_during_a_bulk_job_goes_next() -> None:
+    """It waits for the job that runs, not for another bulk one."""
+    harness = PreparerHarness(count=1, pipeline=Heavy())
+    bulk_request = harness.add(*["text"] * 20, client="a")
+    await harness.settle()
+    harness.now = 3.0
+    request = harness.add("text", client="b")
+    await harness.settle()
+    harness.now = 10.0
+    order = [(await harness.prepare_next())[0] for _ in range(3)]
+    assert order == [bulk_request, request, bulk_request]
+    harness.gate.waiting.pop().cancel()
+
+
 async def test_large_requests_that_are_over_leave_the_queue_at_once() -> None:
     """A discarded request is gone although nothing can start, and one that is done takes no turn of its class."""
     harness = PreparerHarness(count=1, pipeline=Heavy())
