@@ -116,7 +116,7 @@ class BatchRun:
         self._finished = bytearray()
         self._running: dict[int, asyncio.Task[None]] = {}  # lines in memory, by number
         self._waiting: dict[int, int] = {}  # sizes of those without a slot
-        self._moved = asyncio.Event()  # set when one of those gets a slot
+        self._moved = asyncio.Event()  # set when one of those gets a slot, or a line ends
         self._stop: Stop | None = None
         self._stopped = asyncio.Event()
         self._results = _Appender(partial(setup.store.append_results, batch))
@@ -210,6 +210,8 @@ class BatchRun:
             await self._results.close()
         if done:
             feeding.result()
+        if not self._is_closing():  # else the next run finds that the line has no result
+            self._results.check()
         return done and all(self._finished)
 
     async def _feed(self) -> None:
@@ -222,6 +224,7 @@ class BatchRun:
                 while len(self._waiting) >= LINES_WAITING or sum(self._waiting.values()) >= BYTES_WAITING:
                     self._moved.clear()
                     await self._moved.wait()
+                    self._results.check()
                 self._results.check()
                 self._waiting[line.number] = len(line.body)
                 self._running[line.number] = task = asyncio.create_task(self._run_line(line))
@@ -234,6 +237,7 @@ class BatchRun:
     def _forget(self, number: int, _: asyncio.Task[None]) -> None:
         del self._running[number]
         self._waiting.pop(number, None)
+        self._moved.set()
 
     async def _run_line(self, line: Line) -> None:
         """Run a request until its answer is final; it stays unfinished if the run stops before."""

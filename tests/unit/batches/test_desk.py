@@ -237,6 +237,62 @@ async def test_a_full_disk_fails_the_batch(tmp_path: Path) -> None:
     await desk.aclose()
 
 
+def fail_write(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "full")
+
+
+async def test_a_failed_write_is_noticed_while_no_line_can_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch fails at once, although its other lines wait to be tried again."""
+    monkeypatch.setattr(run, "LINES_WAITING", 2)
+    monkeypatch.setattr(Store, "append_results", fail_write)
+    model = Model({text: [LATER] for text in "bcdefgh"}, held=lambda text: text == "a")
+    desk = open_desk(tmp_path, model)
+    batch = await begin(desk, request_file(*"abcdefgh"))
+    await poll(lambda: model.running == 1 and model.calls.total() >= 3)
+    model.release.set()
+    batch = await wait_for_end(desk, batch.id)
+    assert (batch.status, [each.code for each in batch.errors]) == ("failed", ["storage_error"])
+    assert model.calls.total() < 8
+    await desk.aclose()
+
+
+@pytest.mark.parametrize("closes", [False, True])
+async def test_a_write_that_fails_while_a_batch_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closes: bool
+) -> None:
+    """A cancelled batch fails rather than end without the line; a server that closes leaves the line to the next."""
+    writing, go_on = threading.Event(), threading.Event()
+
+    real = Store.append_results
+
+    def fail_once(*arguments: Any) -> None:
+        if writing.is_set():
+            return real(*arguments)
+        writing.set()
+        go_on.wait()
+        return fail_write()
+
+    model = Model(held=lambda text: text == "b")
+    desk = open_desk(tmp_path, model)
+    monkeypatch.setattr(Store, "append_results", fail_once)
+    batch = await begin(desk, request_file("a", "b"))
+    await poll(lambda: writing.is_set() and model.running == 1)
+    stopping = asyncio.create_task(desk.aclose() if closes else desk.cancel_batch(ME, batch.id))
+    await poll(lambda: not model.running)
+    go_on.set()
+    await stopping
+    if closes:
+        desk = open_desk(tmp_path, Model())
+    batch = await wait_for_end(desk, batch.id)
+    if closes:
+        assert ids(await read(desk, batch.output_file_id)) == ["a", "b"]
+    else:
+        assert (batch.status, [each.code for each in batch.errors]) == ("failed", ["storage_error"])
+    await desk.aclose()
+
+
 async def test_a_missing_input_fails_the_batch(tmp_path: Path) -> None:
     model = Model(held=lambda text: True)
     desk = open_desk(tmp_path, model)
