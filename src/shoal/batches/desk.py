@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple, TypeVar
 from uuid import uuid4
 
 from shoal.batches.objects import Batch, StoredFile
-from shoal.batches.run import BatchRun, Call, Setup, Slots
+from shoal.batches.run import BatchRun, Call, LineMemory, Setup, Slots
 from shoal.batches.store import NewFile, Store, to_unavailable
 from shoal.errors import Conflict, InvalidValue, ObjectNotFound, Overloaded, Unavailable
 
@@ -94,6 +94,7 @@ class BatchDesk:
             call=call,
             is_revoked=is_revoked,
             slots=Slots(self._limits.concurrency),
+            memory=LineMemory(),
             scanning=asyncio.Semaphore(1),
             draining=self._draining,
             max_line_bytes=self._limits.max_line_bytes,

@@ -28,6 +28,9 @@ BYTES_AHEAD = 1 << 20
 LINES_WAITING = 64
 BYTES_WAITING = 4 << 20
 """Lines of one batch that wait for a slot or for their next try, and their bytes, from which on no other is begun."""
+BYTES_BEGUN = 256 << 20
+"""Bytes of the lines of all batches that run or wait, beyond which a batch begins no other unless it has none. What
+each has read ahead comes on top."""
 APPENDED = 1 << 20
 
 _NOT_RUN = {
@@ -87,17 +90,42 @@ class Slots:
                 slot.set_result(None)
 
 
+class LineMemory:
+    """Counts the bytes of the lines of all runs that have begun and not ended."""
+
+    def __init__(self) -> None:
+        self._used = 0
+        self._waiting: dict[asyncio.Event, int] = {}
+
+    def has_room(self, size: int) -> bool:
+        return self._used + size <= BYTES_BEGUN
+
+    def add(self, size: int) -> None:
+        self._used += size
+
+    def remove(self, size: int) -> None:
+        self._used -= size
+        for event in sorted(self._waiting, key=self._waiting.__getitem__):
+            event.set()
+        self._waiting.clear()
+
+    def notify(self, event: asyncio.Event, held: int) -> None:
+        """Set the event once bytes are freed; of several, that of the run that holds the fewest first."""
+        self._waiting[event] = held
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What all runs share. `is_revoked`: whether the key of this client was removed. `slots` bounds the requests in
-    flight, `scanning` the files that are checked at a time. `draining`: no request may start any more. `grace_s`: how
-    long running requests may take once the server closes.
+    flight, `memory` the lines that have begun, `scanning` the files that are checked at a time. `draining`: no request
+    may start any more. `grace_s`: how long running requests may take once the server closes.
     """
 
     store: Store
     call: Call
     is_revoked: Callable[[str], bool]
     slots: Slots
+    memory: LineMemory
     scanning: asyncio.Semaphore
     draining: Callable[[], bool]
     max_line_bytes: int
@@ -114,7 +142,8 @@ class BatchRun:
         self._store = setup.store
         self._input = setup.store.content(batch.input_file_id)
         self._finished = bytearray()
-        self._running: dict[int, asyncio.Task[None]] = {}  # lines in memory, by number
+        self._running: dict[int, asyncio.Task[None]] = {}  # lines that have begun, by number
+        self._held = 0  # their bytes
         self._waiting: dict[int, int] = {}  # sizes of those without a slot
         self._moved = asyncio.Event()  # set when one of those gets a slot, or a line ends
         self._stop: Stop | None = None
@@ -221,22 +250,35 @@ class BatchRun:
         )
         while taken := await asyncio.to_thread(lines.take_lines, unread, LINES_AHEAD, BYTES_AHEAD):
             for line in taken:
-                while len(self._waiting) >= LINES_WAITING or sum(self._waiting.values()) >= BYTES_WAITING:
-                    self._moved.clear()
-                    await self._moved.wait()
-                    self._results.check()
-                self._results.check()
-                self._waiting[line.number] = len(line.body)
+                size = len(line.body)
+                await self._wait_for_room(size)
+                self._held += size
+                self._setup.memory.add(size)
+                self._waiting[line.number] = size
                 self._running[line.number] = task = asyncio.create_task(self._run_line(line))
-                task.add_done_callback(partial(self._forget, line.number))
+                task.add_done_callback(partial(self._forget, line.number, size))
         while self._running:
             await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
             self._results.check()
         self._results.check()
 
-    def _forget(self, number: int, _: asyncio.Task[None]) -> None:
+    async def _wait_for_room(self, size: int) -> None:
+        """Return once a line of that size may begin. Raises the error of an earlier write."""
+        memory = self._setup.memory
+        while True:
+            self._results.check()
+            if len(self._waiting) < LINES_WAITING and sum(self._waiting.values()) < BYTES_WAITING:
+                if not self._running or memory.has_room(size):
+                    return
+                memory.notify(self._moved, self._held)
+            self._moved.clear()
+            await self._moved.wait()
+
+    def _forget(self, number: int, size: int, _: asyncio.Task[None]) -> None:
         del self._running[number]
         self._waiting.pop(number, None)
+        self._held -= size
+        self._setup.memory.remove(size)
         self._moved.set()
 
     async def _run_line(self, line: Line) -> None:

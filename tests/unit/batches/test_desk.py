@@ -387,6 +387,37 @@ async def test_lines_that_wait_are_limited(
     await desk.aclose()
 
 
+async def test_lines_of_all_batches_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that gave their slots back count too. A batch without lines always begins one, and others go on once bytes
+    are freed."""
+    monkeypatch.setattr(run, "BYTES_BEGUN", 5 * len(b'{"input": "000"}'))
+    model = Model({text: [LATER] for text in MANY})
+    desk = open_desk(tmp_path, model, concurrency=8)
+    batches = []
+    for calls in (5, 6, 7):
+        batches.append(await begin(desk, request_file(*MANY)))
+        await model.wait_for_calls(calls)
+    done = await wait_for_end(desk, (await begin(desk, request_file(*"abcdefgh"))).id)
+    assert (done.completed, model.calls.total()) == (8, 7 + 8)
+    await desk.cancel_batch(ME, batches[0].id)
+    await wait_for_end(desk, batches[0].id)
+    await model.wait_for_calls(7 + 8 + 3)
+    await wait_for_end(desk, (await begin(desk, request_file(*"abcdefgh"))).id)
+    assert model.calls.total() == 7 + 8 + 3 + 8
+    await desk.aclose()
+
+
+async def test_batches_of_lines_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each runs one line at a time."""
+    monkeypatch.setattr(run, "BYTES_BEGUN", 1)
+    model = Model()
+    desk = open_desk(tmp_path, model, concurrency=8)
+    batches = [await begin(desk, request_file(*MANY[:20])) for _ in range(3)]
+    assert [(await wait_for_end(desk, each.id)).completed for each in batches] == [20] * 3
+    assert model.most_running <= 3
+    await desk.aclose()
+
+
 async def test_owners(tmp_path: Path) -> None:
     """Another owner's objects do not exist for a client; an admin sees all."""
     admin = Identity("a", "", sees_all=True)

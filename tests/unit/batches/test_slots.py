@@ -1,4 +1,4 @@
-"""Slots of batches: who gets the next one."""
+"""Slots and memory of batches: who is next."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 from shoal.batches.objects import Batch
-from shoal.batches.run import Slots
+from shoal.batches.run import LineMemory, Slots
 from tests.unit.batches.kit import new_batch
 
 
@@ -94,3 +94,22 @@ async def test_a_cancelled_request_takes_no_slot() -> None:
     await crowd.add(batch)
     assert len(crowd.order) == 2
     await crowd.leave()
+
+
+async def test_freed_bytes_go_first_to_the_run_that_holds_the_fewest() -> None:
+    memory = LineMemory()
+    order: list[int] = []
+
+    async def wait(held: int) -> None:
+        event = asyncio.Event()
+        memory.notify(event, held)
+        await event.wait()
+        order.append(held)
+
+    async with asyncio.TaskGroup() as group:
+        for held in (5, 0, 9):
+            group.create_task(wait(held))
+        await settle()
+        assert not order
+        memory.remove(1)
+    assert order == [0, 5, 9]
