@@ -145,14 +145,16 @@ class BatchDesk:
     async def list_files(self, who: Identity) -> list[StoredFile]:
         """Return the files, the oldest first."""
         await self._open()
-        found = [each for each in list(self._store.files.values()) if self._sees(who, each) and self._is_kept(each)]
+        files = list(self._store.files.values())
+        expired = self._list_expired(files)
+        found = [each for each in files if self._sees(who, each) and each.id not in expired]
         return sorted(found, key=lambda each: each.created_ns)
 
     async def get_file(self, who: Identity, file_id: str) -> StoredFile:
         """Raises ObjectNotFound."""
         await self._open()
         found = self._store.files.get(file_id)
-        if found is None or not self._sees(who, found) or not self._is_kept(found):
+        if found is None or not self._sees(who, found) or self._list_expired([found]):
             raise ObjectNotFound(f"No such File object: {file_id[:100]}", param="id")
         return found
 
@@ -164,7 +166,7 @@ class BatchDesk:
     async def delete_file(self, who: Identity, file_id: str) -> None:
         """Raises ObjectNotFound, and Conflict while a batch needs the file."""
         found = await self.get_file(who, file_id)
-        if self._is_used(found):
+        if found.id in self._list_used():
             raise Conflict("A batch that has not ended needs this file; cancel the batch first.")
         await self._on_disk(partial(self._store.remove, found.id))
 
@@ -241,7 +243,7 @@ class BatchDesk:
     async def sweep(self) -> None:
         """Delete the files and ended batches whose time is over."""
         now = self._clock()
-        files = [each.id for each in list(self._store.files.values()) if not self._is_kept(each)]
+        files = self._list_expired(list(self._store.files.values()))
         batches = [
             each.id for each in list(self._store.batches.values()) if each.has_ended and each.created_at + FILE_S <= now
         ]
@@ -251,11 +253,15 @@ class BatchDesk:
     def _sees(self, who: Identity, found: StoredFile | Batch) -> bool:
         return who.sees_all or found.owner == who.owner
 
-    def _is_kept(self, found: StoredFile) -> bool:
-        return found.expires_at > self._clock() or self._is_used(found)
+    def _list_expired(self, files: Collection[StoredFile]) -> set[str]:
+        """Return the ids of those files whose time is over, except the ones in use."""
+        now = self._clock()
+        over = {each.id for each in files if each.expires_at <= now}
+        return over - self._list_used() if over else over
 
-    def _is_used(self, found: StoredFile) -> bool:
-        return any(each.input_file_id == found.id and not each.has_ended for each in self._list_all())
+    def _list_used(self) -> set[str]:
+        """Return the ids of the files that batches need."""
+        return {each.input_file_id for each in self._list_all() if not each.has_ended}
 
     def _list_all(self) -> Collection[Batch]:
         """Return all batches, also those that are being stored."""

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -477,6 +478,29 @@ async def test_files_in_use(tmp_path: Path) -> None:
     await desk.delete_file(ME, batch.input_file_id)
     with pytest.raises(InvalidValue, match="purpose"):
         await desk.create_batch(ME, file_id=batch.output_id, endpoint=ENDPOINT, metadata=None, output_seconds=None)
+    await desk.aclose()
+
+
+async def test_files_in_use_are_found_in_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expired files that a batch needs stay; lists and sweeps look at the batches once, whatever the number of
+    files."""
+    now = 1e9
+    desk = open_desk(tmp_path, Model(held=lambda text: True), clock=lambda: now)
+    batches = [await begin(desk, request_file("a")) for _ in range(3)]
+    await upload(desk, request_file("a"))
+    looks, list_all = 0, desk._list_all
+
+    def count() -> Collection[Batch]:
+        nonlocal looks
+        looks += 1
+        return list_all()
+
+    monkeypatch.setattr(desk, "_list_all", count)
+    now += 30 * 86_400
+    for _ in range(2):
+        assert [each.id for each in await desk.list_files(ME)] == [each.input_file_id for each in batches]
+        await desk.sweep()
+    assert looks == 4
     await desk.aclose()
 
 
