@@ -21,9 +21,10 @@ HELM_VERSION := v3.22.0
 WORKERS := 3
 ALONE_HERE := tests/contract/engines tests/unit/backends/triton tests/unit/bench/test_chat_cli.py \
 	tests/unit/backends/tei_grpc tests/unit/python/test_api.py tests/unit/app/test_app_triton.py tests/unit/app/test_loader.py
-ALONE_SERVERS := $(wildcard tests/integration/test_triton_*.py tests/integration/test_preset*.py) \
-	$(addprefix tests/integration/test_,$(addsuffix .py,llm_conformance llm_conformance_leaving infer_clip_example kserve_grpc \
-	llm_running serve batches bulk tracing workers))
+ALONE_SERVERS := $(addprefix tests/integration/test_,$(addsuffix .py,workers triton_default_model triton_towers triton_crash \
+	triton_server triton_models triton_family llm_running bulk batches llm_conformance llm_conformance_leaving \
+	infer_clip_example kserve_grpc serve tracing)) tests/integration/test_preset_auto_batching_proxy.py
+ALONE_SERVERS += $(filter-out $(ALONE_SERVERS),$(wildcard tests/integration/test_triton_*.py tests/integration/test_preset*.py))
 ALONE := $(ALONE_HERE) $(ALONE_SERVERS)
 CLUSTER := tests/integration/test_ray.py tests/integration/test_ray_bulk.py
 AGENTS := tests/clients/test_agents.py tests/clients/test_claude_code.py tests/clients/test_required_tools.py::test_ai_sdk
@@ -83,6 +84,7 @@ web: $(VENV)/.installed
 
 # Tests of ALONE_HERE run one after the other, after all others: gRPC's threads miss wake-ups when tests of other event loops
 # run in between. Those of ALONE_SERVERS run two at a time after that: they mostly wait, but more Tritons starve each other.
+# The longest come first.
 test: setup
 	$(if $(ARGS),$(PYTEST) $(ARGS),$(call all,,$(ALONE_HERE),$(ALONE_SERVERS)))
 
@@ -98,7 +100,7 @@ define all
 @failed=; \
 	$(call tried,$@: side by side,$(call processes,$(WORKERS)) $(addprefix --ignore=,$(ALONE) $(CLUSTER)) $(1)) || failed=1; \
 	$(call tried,$@: alone,$(2)) || failed=1; \
-	$(if $(3),$(call tried,$@: servers,$(call processes,2) $(3)) || failed=1;) \
+	$(if $(3),$(call tried,$@: servers,$(call processes,2) --no-loadscope-reorder $(3)) || failed=1;) \
 	test -z "$$failed"
 endef
 processes = -n $(1) --dist loadfile --max-worker-restart 0
