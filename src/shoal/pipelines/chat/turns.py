@@ -10,6 +10,7 @@ from shoal.pipelines.chat.messages import text_of
 from shoal.types import Message, Part
 
 INSTRUCTIONS = ("system", "developer")
+_RESULTS = ("tool", "function")
 
 
 def split_turns(messages: Sequence[Message]) -> list[list[int]]:
@@ -31,37 +32,47 @@ def drop_turns(messages: Sequence[Message], left_out: Sequence[Sequence[int]]) -
 
 
 def fold_instructions(messages: Sequence[Message]) -> list[Message]:
-    """Return the conversation with instructions only in its first message, for models that accept none elsewhere: those
-    at the beginning are joined, and later ones become part of the user's turn, in tags. Turns that become neighbors of
-    one role are joined, and no call is separated from its results."""
+    """Return the conversation with instructions only in its first message, for models that accept none elsewhere.
+
+    Those at the beginning are joined. Later ones become part of a tool's result before them, else of the user's turn,
+    in tags. No instruction adds a neighbor of one role, or separates a call from its results.
+    """
     made: list[Message] = []
-    is_folded = False  # the last message is a user's, with an instruction in it
+    waiting: Message | None = None  # instructions behind an answer or calls
+    is_folded = False  # the last message is a user's and ends in an instruction
     for message in messages:
-        is_instruction = message.role in INSTRUCTIONS
-        if is_instruction and len(made) == 1 and made[0].role in INSTRUCTIONS:
-            made[0] = _join(made[0], message)
-        elif is_instruction and made:
-            text = f"<system>\n{text_of(message)}\n</system>"
-            is_folded = _add_to_user(made, Message(role="user", content=text))
-        elif is_folded and message.role == "user":
-            _add_to_user(made, message)
-        elif is_folded and message.role in ("tool", "function"):
-            made.insert(-1, message)
-        else:
+        last = made[-1].role if made else ""
+        if message.role in INSTRUCTIONS:
+            note = message
+            if last and last not in INSTRUCTIONS:
+                note = Message(role="user", content=f"<system>\n{text_of(message)}\n</system>")
+            if waiting is not None:
+                waiting = _join(waiting, note)
+            elif last in ("user", *_RESULTS, *INSTRUCTIONS):
+                made[-1] = _join(made[-1], note)
+                is_folded = last == "user"
+            elif last:
+                waiting = note
+            else:
+                made.append(note)
+            continue
+        if is_folded and message.role == "user":
+            made[-1] = _join(made[-1], message)
+            continue
+        if waiting is None:
             made.append(message)
-            is_folded = False
-    return made
-
-
-def _add_to_user(messages: list[Message], message: Message) -> bool:
-    if messages[-1].role == "user":
-        messages[-1] = _join(messages[-1], message)
-    else:
-        messages.append(message)
-    return True
+        elif message.role == "user":
+            made.append(_join(waiting, message))
+        elif message.role in _RESULTS:
+            made.append(_join(message, waiting))
+        else:
+            made += [waiting, message]
+        waiting, is_folded = None, False
+    return made if waiting is None else [*made, waiting]
 
 
 def _join(first: Message, second: Message) -> Message:
+    """Return the first message with the content of both."""
     one, two = first.content or "", second.content or ""
     if isinstance(one, str) and isinstance(two, str):
         return structs.replace(first, content=f"{one}\n\n{two}")

@@ -6,6 +6,7 @@ import re
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from shoal.pipelines.chat.turns import INSTRUCTIONS, drop_turns, fold_instructions, split_turns
 from shoal.types import Message, Part, ToolCall
@@ -57,20 +58,32 @@ def test_a_result_never_stands_without_its_call(rounds: list[int], count: int) -
 
 
 def test_instructions_move_into_turns_of_the_user() -> None:
-    """Those at the beginning become one; calls keep their results, and no two turns of the user are neighbors."""
+    """Or into a tool's result: templates that check the order of turns leave out calls and results. Those at the
+    beginning become one."""
     call = Message(role="assistant", tool_calls=[ToolCall(id="c", name="f")])
     result = Message(role="tool", content="!", tool_call_id="c")
     system, developer, user = (Message(role=role, content=role[0]) for role in ("system", "developer", "user"))
-    folded = fold_instructions([system, developer, user, developer, call, system, result, user, call, result, system])
+    answer = Message(role="assistant", content="a")
+    tagged = {role[0]: f"<system>\n{role[0]}\n</system>" for role in INSTRUCTIONS}
+    folded = fold_instructions(
+        [
+            *(system, developer, user, developer, user, call, system, result, answer, system, developer, user),
+            *(call, result, system, answer, developer, answer, developer),
+        ]
+    )
     assert folded == [
         Message(role="system", content="s\n\nd"),
-        Message(role="user", content="u\n\n<system>\nd\n</system>"),
+        Message(role="user", content=f"u\n\n{tagged['d']}\n\nu"),
         call,
-        result,
-        Message(role="user", content="<system>\ns\n</system>\n\nu"),
+        structs.replace(result, content=f"!\n\n{tagged['s']}"),
+        answer,
+        Message(role="user", content=f"{tagged['s']}\n\n{tagged['d']}\n\nu"),
         call,
-        result,
-        Message(role="user", content="<system>\ns\n</system>"),
+        structs.replace(result, content=f"!\n\n{tagged['s']}"),
+        answer,
+        Message(role="user", content=tagged["d"]),
+        answer,
+        Message(role="user", content=tagged["d"]),
     ]
 
 
