@@ -23,6 +23,8 @@ from shoal.types import Message, Part, Tool, ToolCall
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 """Variables that a request sets through its own fields."""
 _PROBE = "shoalprobe"
+_FIRST = "shoalfirst"
+_ANSWER = "shoalanswer"
 _MARK = "shoalendofmessage "
 _TOOL = Tool(name="probe", description="probe", parameters={"type": "object", "properties": {}})
 
@@ -88,6 +90,11 @@ class ChatTemplate:
             ) from error
         return _cut_at_mark(text) if continue_final else text
 
+    def fold(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the conversation in the form that `render` shows: without later instructions, if the template does not
+        show these."""
+        return list(messages) if self.form.later_instructions else fold_instructions(messages)
+
     def _variables(self, tools: Sequence[Tool], prompt: bool, more: Mapping[str, Any] | None) -> dict[str, Any]:
         variables: dict[str, Any] = {"documents": None, **self._special, **(more or {})}
         return variables | {"tools": tools_as_dicts(tools), "add_generation_prompt": prompt}
@@ -114,14 +121,18 @@ class ChatTemplate:
         return form
 
     def _shows_later(self, role: str, form: Form) -> bool:
-        """Whether an instruction within a conversation is neither rejected nor left out."""
+        """Whether an instruction within a conversation is shown at its place, and the first one remains: some
+        templates show only the last of all."""
         conversation = [
+            Message(role="system", content=_FIRST),
             Message(role="user", content="probe"),
-            Message(role="assistant", content="probed"),
+            Message(role="assistant", content=_ANSWER),
             Message(role=role, content=_PROBE),
             Message(role="user", content="probe"),
         ]
-        return _PROBE in (self._try_render(conversation, form) or "")
+        text = self._try_render(conversation, form) or ""
+        places = [text.find(words) for words in (_FIRST, _ANSWER, _PROBE)]
+        return places[0] >= 0 and places == sorted(places)
 
     def _render_call_probe(self, form: Form) -> str | None:
         """Render a conversation whose second turn only calls a tool; None if its arguments are not shown as JSON."""

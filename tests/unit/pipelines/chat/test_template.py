@@ -52,15 +52,22 @@ STRICT = """{%- for message in messages %}
     {%- if message.role == 'system' and not loop.first %}{{- raise_exception('System first.') }}{% endif %}
     {{- '<' + message.role + '>' + message.content }}
 {%- endfor %}"""
+LAST = """{%- set ns = namespace(system='') %}
+{%- for message in messages if message.role == 'system' %}{% set ns.system = message.content %}{% endfor %}
+{{- '<system>' + ns.system }}
+{%- for message in messages if message.role != 'system' %}{{- '<' + message.role + '>' + message.content }}
+{%- endfor %}"""
 SILENT = """{%- for message in messages %}
     {%- if message.role != 'system' or loop.first %}{{- '<' + message.role + '>' + message.content }}{% endif %}
 {%- endfor %}"""
 
 
-@pytest.mark.parametrize("source", [STRICT, SILENT])
+@pytest.mark.parametrize(
+    "source", [STRICT, SILENT, LAST, LAST.replace("= message.content", "= ns.system + message.content")]
+)
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_later_instructions_where_they_are_not_shown(source: str, role: str) -> None:
-    """They become part of the user's turn."""
+    """Nor where they replace the first one, or join it: they become part of the user's turn."""
     first, later = Message(role="system", content="a"), Message(role=role, content="b")
     answer = Message(role="assistant", content="c")
     text = rendered(source, first, later, HI, answer, later, HI)
