@@ -24,7 +24,7 @@ from shoal.pipelines.chat.tools.qwen import FUNCTION
 from shoal.pipelines.chat.tools.result_collector import call_id, short_call_id
 from shoal.pipelines.chat.turns import drop_turns, split_turns
 from shoal.pipelines.chat.vocabulary import Vocabulary, check_letters
-from shoal.types import Generate, Guide, Message, Sampling, TextItem
+from shoal.types import Generate, Guide, Message, Sampling, TextItem, Tool
 
 RESERVE = 1024
 """Tokens to reserve for the answer when old turns are dropped and the request does not limit the answer. The reserve
@@ -242,6 +242,8 @@ class TextChatPipeline:
 
     def _render_conversation(self, task: Generate) -> Prompt:
         """Render the conversation, dropping old turns if allowed. Raises TooLong if it still does not fit."""
+        # Before turns are dropped: a later instruction goes with its turn, and must not become the first message.
+        task = structs.replace(task, messages=self._find_template(task).fold(task.messages))
         context_tokens, max_tokens = self.options.context_tokens, task.sampling.max_tokens
         may_drop = task.drop_oldest or self.options.truncation == "oldest"
         whole = self._render(task, task.messages)
@@ -274,19 +276,24 @@ class TextChatPipeline:
         return replace(self._render(task, kept), cut=len(task.messages) - len(kept))
 
     def _render(self, task: Generate, messages: Sequence[Message]) -> Prompt:
-        tools = select_tools(task) if self._takes_tools and task.tool_choice != "none" else ()
-        template = self.tools_template if tools else self.template
-        if template is None:
-            raise Unsupported("this model has no chat template: use /v1/completions", param="messages")
-        text = template.render(
+        text = self._find_template(task).render(
             messages,
-            tools=tools,
+            tools=self._shown_tools(task),
             add_generation_prompt=task.add_generation_prompt,
             continue_final=task.continue_final,
             variables=task.template_kwargs,
         )
         opened = self.options.reasoning == "think" and text.rstrip().endswith(OPEN)
         return replace(self._tokenize(text, "messages"), ends_in_reasoning=opened)
+
+    def _shown_tools(self, task: Generate) -> list[Tool]:
+        return select_tools(task) if self._takes_tools and task.tool_choice != "none" else []
+
+    def _find_template(self, task: Generate) -> ChatTemplate:
+        template = self.tools_template if self._shown_tools(task) else self.template
+        if template is None:
+            raise Unsupported("this model has no chat template: use /v1/completions", param="messages")
+        return template
 
     def _build_prompt(self, item: TextItem) -> Prompt:
         if isinstance(item, str):

@@ -75,11 +75,9 @@ class ChatTemplate:
                 f"{wrong[0]} is set by a field of the request, not as a chat template variable",
                 param="chat_template_kwargs",
             )
-        conversation = list(messages)
+        conversation = self.fold(messages)
         if continue_final:
             conversation[-1:] = [_append_mark(message) for message in conversation[-1:]]
-        if not self.form.later_instructions:
-            conversation = fold_instructions(conversation)
         context = self._variables(tools, add_generation_prompt and not continue_final, variables)
         try:
             text = jinja.render(self._template, {**context, "messages": as_dicts(conversation, self.form)})

@@ -379,6 +379,16 @@ class TestLength:
         more = only(pipeline(), chat(SYSTEM, *messages[1 + prompt.cut - 4 :], sampling=sampling))
         assert (more.tokens or 0) + 16 > context
 
+    def test_later_instructions_are_left_out_with_their_turns(self) -> None:
+        """Where the template shows none there; else one would become the first message, which this template refuses."""
+        reminder = Message(role="system", content="Remember.")
+        talk = [HI]
+        for number in range(20):
+            talk += [Message(role="assistant", content=f"answer {number}"), reminder, HI]
+        prompt = only(pipeline(GEMMA, context_tokens=200, truncation="oldest"), chat(*talk))
+        assert prompt.cut
+        assert 0 < prompt.text.count("Remember.") == prompt.text.count("answer") + 1 < 20
+
     def test_a_request_may_allow_it(self) -> None:
         """Where the operator has not."""
         task = msgspec.structs.replace(chat(*long_talk(20)), drop_oldest=True)
