@@ -198,6 +198,21 @@ async def test_system_messages_in_the_conversation() -> None:
     ]
 
 
+async def test_system_messages_between_calls_and_results() -> None:
+    """They come behind the results."""
+    calls = [{"type": "tool_use", "id": ident, "name": "add", "input": {}} for ident in "ab"]
+    results = [{"type": "tool_result", "tool_use_id": ident, "content": ident} for ident in "ab"]
+    system = {"role": "system", "content": "now"}
+    messages, _ = await converted(
+        [
+            *(user(text("hi")), {"role": "assistant", "content": calls}),
+            *(system, user(results[0], text("more")), system, user(results[1])),
+        ]
+    )
+    assert [each.role for each in messages] == ["user", "assistant", "tool", "tool", "system", "user", "system"]
+    assert [each.tool_call_id for each in messages[2:4]] == ["a", "b"]
+
+
 async def test_documents() -> None:
     """Texts and search results are read; what only other servers read, such as a PDF, is left to them."""
     blocks = [

@@ -47,11 +47,20 @@ def to_messages(payload: wire.MessagesRequest, ignore: Ignore) -> list[Message]:
     system, turns = _join_turns(payload)
     made = [Message(role="system", content=system)] if system else []
     arguments = ArgumentsLimit("messages")
+    end = 0  # of the last answer and its results: more results go there, before system messages
     for turn in turns:
         if turn.role == "system":
             made.append(Message(role="system", content=_system_text(turn.pieces)))
+        elif turn.role == "assistant":
+            made += _to_assistant(turn, arguments, ignore)
+            end = len(made)
         else:
-            made += _to_assistant(turn, arguments, ignore) if turn.role == "assistant" else _to_user(turn, ignore)
+            results, rest = _to_user(turn, ignore)
+            if results:
+                at = end or len(made)
+                made[at:at] = results
+                end = at + len(results)
+            made += rest
     return made
 
 
@@ -88,8 +97,8 @@ def _system_text(pieces: Sequence[_Piece]) -> str:
     return "\n\n".join(text for text in texts if text and not text.startswith(_BILLING))
 
 
-def _to_user(turn: _Turn, ignore: Ignore) -> list[Message]:
-    """Return the results of tools, each a message, and then the rest of the turn. Images of results are moved to the
+def _to_user(turn: _Turn, ignore: Ignore) -> tuple[list[Message], list[Message]]:
+    """Return the results of tools, each a message, and the rest of the turn. Images of results are moved to the
     rest: most servers read no images of tools."""
     results: list[Message] = []
     rest: list[Part] = []
@@ -100,7 +109,7 @@ def _to_user(turn: _Turn, ignore: Ignore) -> list[Message]:
             rest += images
         else:
             rest += _to_parts(piece, ignore)
-    return [*results, Message(role="user", content=_to_content(rest))] if rest or not results else results
+    return results, [Message(role="user", content=_to_content(rest))] if rest or not results else []
 
 
 def _to_result(piece: _Piece, ignore: Ignore) -> tuple[Message, list[Part]]:
