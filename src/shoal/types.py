@@ -157,10 +157,12 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 class Guide(msgspec.Struct, frozen=True, kw_only=True):
     """What the answer must look like. `value`: the JSON text of a schema, a regular expression, a grammar; "" for
-    json_object, a JSON list of texts for choice. `field`: what the client called it. `name` and `strict`: what else the
-    client says of a schema, for servers that want it. `optional`: answer without it where it cannot be used."""
+    json_object, a JSON list of texts for choice. `calls_or_answer`: Shoal's own structural tag for tool calls or an
+    answer in JSON; a tool whose schema has no grammar gets any object. `field`: what the client called it. `name` and
+    `strict`: what else the client says of a schema, for servers that want it. `optional`: answer without it where it
+    cannot be used."""
 
-    kind: Literal["json_object", "json_schema", "regex", "grammar", "choice", "structural_tag"]
+    kind: Literal["json_object", "json_schema", "regex", "grammar", "choice", "structural_tag", "calls_or_answer"]
     value: str = ""
     field: str = "response_format"
     name: str = ""

@@ -49,7 +49,7 @@ def check(guide: Guide) -> None:
             _check_regex(guide.value)
         elif guide.kind == "grammar":
             _GrammarRules(guide.value).check()
-        elif guide.kind in ("json_schema", "structural_tag"):
+        elif guide.kind in ("json_schema", "structural_tag", "calls_or_answer"):
             _check_schema(guide.value)
     except RecursionError:
         raise _too_large_error(f"it is nested more than {MAX_DEPTH} levels deep: flatten it", guide.field) from None

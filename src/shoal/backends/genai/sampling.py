@@ -96,7 +96,7 @@ def structure_arguments(guide: Guide) -> dict[str, str]:
         return {"regex": guide.value}
     if guide.kind == "choice":
         return {"grammar": f"root ::= {grammar_spelling.write_choice(_choices(guide.value))}"}
-    if guide.kind == "structural_tag":
+    if guide.kind in ("structural_tag", "calls_or_answer"):
         return {"structural_tags_config": structural_tags.write_tags(guide.value)}
     return {"grammar": grammar_spelling.check_grammar(guide.value)}
 

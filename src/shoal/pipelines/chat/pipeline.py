@@ -169,7 +169,7 @@ class TextChatPipeline:
             )
         schema = json.loads(requested.value or '{"type": "object"}')
         value = calls_or_answer(task.tools, schema, parallel=task.parallel_tool_calls)
-        return structs.replace(requested, kind="structural_tag", value=value)
+        return structs.replace(requested, kind="calls_or_answer", value=value)
 
     @property
     def _marks_calls(self) -> bool:
@@ -363,7 +363,7 @@ class TextChatPipeline:
                 new_id = short_call_id if kind == "mistral" else call_id
                 plain = partial(tool_parser, "llama3", tools, parallel=task.parallel_tool_calls, new_id=new_id)
                 guided = "{"
-            elif guide is not None and not guide.optional:
+            elif guide is not None and guide.kind == "calls_or_answer":
                 guided = "{[<"  # JSON, or calls in their marks
         return AnswerFormat(
             reasoning=self.options.reasoning == "think",

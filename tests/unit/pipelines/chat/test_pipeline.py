@@ -234,7 +234,7 @@ class TestTools:
         made = pipeline(QWEN, reasoning="think")
         guide = made.tools_guide(task, tags=True)
         assert guide is not None
-        assert (guide.kind, guide.field, guide.optional) == ("structural_tag", "format", False)
+        assert (guide.kind, guide.field, guide.optional) == ("calls_or_answer", "format", False)
         answer, call = json.loads(guide.value)["format"]["elements"]
         assert answer["json_schema"] == {"type": "array" if kind == "json_schema" else "object"}
         assert call["begin"] == "<tool_call>"
@@ -244,6 +244,16 @@ class TestTools:
             chunks = [*decoder.push(Piece(text=text)), *decoder.flush("stop")]
             assert sum(bool(chunk.tools) for chunk in chunks) == calls
             assert "".join(chunk.text for chunk in chunks) == content
+
+    @pytest.mark.parametrize("kind", ["regex", "structural_tag"])
+    def test_reasoning_beside_a_pattern_of_all_that_is_written(self, kind: Literal["regex", "structural_tag"]) -> None:
+        """It is read as without tools."""
+        task = chat(tools=[WEATHER], sampling=Sampling(guide=Guide(kind=kind, value="(?s).*")))
+        made = pipeline(QWEN, reasoning="think")
+        assert made.tools_guide(task, tags=True) is None
+        decoder = made.decoder(task, Prompt(text=""), 0, "delta")
+        chunks = [*decoder.push(Piece(text="<think>hm</think>so")), *decoder.flush("stop")]
+        assert ("".join(chunk.reasoning for chunk in chunks), "".join(chunk.text for chunk in chunks)) == ("hm", "so")
 
     def test_forms_that_make_calls_impossible(self) -> None:
         """They are refused, unless they are of all that is written, or the model has no calls anyway."""
