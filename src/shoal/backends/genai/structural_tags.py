@@ -5,25 +5,28 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from shoal.backends.genai.compact_schema import write_grammar
+from shoal.backends.genai.compact_schema import OBJECT, write_grammar
 from shoal.backends.genai.grammar_spelling import check_literal
 from shoal.errors import InvalidValue
 
 _LITERALS = ("begin", "end", "value", "triggers", "separator", "excludes")
 
 
-def write_tags(text: str) -> str:
+def write_tags(text: str, *, any_arguments: bool = False) -> str:
     """Return the tags with grammars in place of schemas. Raises InvalidValue for schemas without a grammar and for
-    literals that the library encodes wrongly. Invalid JSON is returned unchanged; the library rejects it."""
+    literals that the library encodes wrongly. Invalid JSON is returned unchanged; the library rejects it.
+
+    `any_arguments`: a schema without a grammar that is the content of a tag, as those of tools are, becomes any
+    object."""
     try:
-        return json.dumps(_rewrite(json.loads(text)), ensure_ascii=False)
+        return json.dumps(_rewrite(json.loads(text), any_arguments), ensure_ascii=False)
     except (ValueError, RecursionError):
         return text
 
 
-def _rewrite(node: Any) -> Any:
+def _rewrite(node: Any, any_arguments: bool) -> Any:
     if isinstance(node, list):
-        return [_rewrite(each) for each in node]
+        return [_rewrite(each, any_arguments) for each in node]
     if not isinstance(node, dict):
         return node
     if node.get("type") == "json_schema" and "json_schema" in node:
@@ -37,4 +40,12 @@ def _rewrite(node: Any) -> Any:
         value = node.get(key)
         for each in value if isinstance(value, list) else [value]:
             check_literal(each)
-    return {key: _rewrite(value) for key, value in node.items()}
+    made: dict[str, Any] = {}
+    for key, value in node.items():
+        try:
+            made[key] = _rewrite(value, any_arguments)
+        except InvalidValue:
+            if not (any_arguments and key == "content" and value.get("type") == "json_schema"):
+                raise
+            made[key] = {"type": "grammar", "grammar": OBJECT}
+    return made

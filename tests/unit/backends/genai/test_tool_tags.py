@@ -7,11 +7,14 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from shoal.backends.genai.sampling import structure_arguments
 from shoal.backends.genai.structural_tags import write_tags
+from shoal.errors import InvalidValue
 from shoal.pipelines.chat.tool_tags import calls_or_answer, can_tag, marked_calls, required_calls
 from shoal.pipelines.chat.tools import ToolParser, tool_parser
-from shoal.types import Tool
+from shoal.types import Guide, Tool
 
 if find_spec("openvino_genai") is None:
     pytest.skip("needs the 'llm' extra", allow_module_level=True)
@@ -118,6 +121,22 @@ def test_calls_or_an_answer(matcher: GrammarMatcher, parallel: bool) -> None:
     both = f"{marked(*FIRST)}\n{marked(*SECOND)}"
     assert matcher.accepts(both, **tags) == parallel
     assert calls_in(tool_parser("hermes", TOOLS, parallel=True), both) == [FIRST, SECOND]
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_calls_or_an_answer_of_tools_without_a_grammar(matcher: GrammarMatcher, parallel: bool) -> None:
+    """Only their arguments are free; an answer's schema without a grammar is refused."""
+    tools = [*TOOLS, Tool(name="free", parameters={"type": "object", "not": {}})]
+    guide = Guide(kind="calls_or_answer", value=calls_or_answer(tools, NODE, parallel=parallel))
+    tags: dict[str, Any] = structure_arguments(guide)
+    for text in ('{"n": 1}', marked(*FIRST), marked("free", '{"x": [1]}')):
+        assert matcher.accepts(text, **tags), text
+    for text in ('{"x": 1}', marked("add", '{"x": 1}'), marked("free", "1")):
+        assert not matcher.accepts(text, **tags), text
+    with pytest.raises(InvalidValue, match="`not` is not supported"):
+        structure_arguments(structs.replace(guide, kind="structural_tag"))
+    with pytest.raises(InvalidValue, match="`not` is not supported"):
+        structure_arguments(structs.replace(guide, value=calls_or_answer(tools, {"not": {}}, parallel=parallel)))
 
 
 def test_names_beyond_ascii() -> None:
