@@ -45,8 +45,7 @@ LONGEST_PAUSE_S = 5.0
 @dataclass(slots=True, eq=False)
 class Replica(Ejection):
     """One server, with its names for the model and its LoRAs. `tokens`: those of the requests in flight, as estimated;
-    `last_pick`: a counter value from its last pick. `length_field`: its name for the maximum length of a chat's
-    answer."""
+    `last_pick`: a counter value from its last pick."""
 
     client: Client
     model: str
@@ -54,7 +53,6 @@ class Replica(Ejection):
     in_flight: int = 0
     tokens: int = 0
     last_pick: int = 0
-    length_field: str = "max_tokens"
     longest_s: float = field(default=LONGEST_PAUSE_S, kw_only=True)
     _presence: Presence = field(init=False)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,7 +44,9 @@ PATHS: Mapping[str, str] = {
 """Routes of the dialects that are passed through unchanged."""
 
 LACKING_S = 300.0
-"""How long servers without a route are not asked for it again."""
+"""How long servers without a route, or a field, are not asked for it again."""
+MAX_TOKENS = "max_tokens"
+"""A field that some servers refuse: they take max_completion_tokens instead."""
 OPTIONAL = frozenset({RESPONSES, MESSAGES})
 """Dialects that not every server has: where it lacks one, requests are converted to chat completions."""
 
@@ -69,12 +72,13 @@ class UpstreamOptions:
 
 class _UpstreamRequest(NamedTuple):
     """A request for one replica. `raw`: the dialect in which its answer is passed through; "" if it is parsed.
-    `length_field`: see Replica; "" where the client's fields go on."""
+    `renamed`: makes the request with the newer name of the answer's maximum length, for a server that refuses this
+    one."""
 
     path: str
     body: bytes
     raw: str = ""
-    length_field: str = ""
+    renamed: Callable[[], _UpstreamRequest] | None = None
 
 
 class UpstreamRunner:
@@ -94,8 +98,10 @@ class UpstreamRunner:
         self._fleet = fleet
         self._facts = facts
         self._options = options or UpstreamOptions()
-        # Until when the servers are taken to lack a route: they may be replaced by newer ones.
-        self._lacking: dict[str, float] = {PATHS[RESPONSES]: math.inf} if self._options.translates_responses else {}
+        # Until when the servers are taken to lack a route, or one of them a field: they may be replaced by other ones.
+        self._lacking: dict[str | tuple[Replica, str], float] = (
+            {PATHS[RESPONSES]: math.inf} if self._options.translates_responses else {}
+        )
         self._has_several = len(fleet.replicas) > 1
 
     @property
@@ -134,11 +140,11 @@ class UpstreamRunner:
             raise errors.invalid_answer_error("no count of tokens")
         return count.prompt_tokens
 
-    def _lacks(self, path: str) -> bool:
-        return self._lacking.get(path, 0.0) > time.monotonic()
+    def _lacks(self, what: str | tuple[Replica, str]) -> bool:
+        return self._lacking.get(what, 0.0) > time.monotonic()
 
-    def _note_lacking(self, path: str) -> None:
-        self._lacking[path] = time.monotonic() + LACKING_S
+    def _note_lacking(self, what: str | tuple[Replica, str]) -> None:
+        self._lacking[what] = time.monotonic() + LACKING_S
 
     def replicas(self) -> list[ReplicaStatus]:
         return self._fleet.status()
@@ -206,12 +212,15 @@ class UpstreamRunner:
         if task.untranslated is not None:
             raise Unsupported(task.untranslated.message, param=task.untranslated.param)
 
-        def make_request(replica: Replica) -> _UpstreamRequest:
+        def make_request(replica: Replica, *, renamed: bool = False) -> _UpstreamRequest:
             model = _model_name(replica, task.adapter)
             options = self._options
-            field = replica.length_field
+            renamed = renamed or self._lacks((replica, MAX_TOKENS))
+            field = "max_completion_tokens" if renamed else MAX_TOKENS
             path, body = build_request(task, model, strip=options.strip, defaults=options.defaults, length_field=field)
-            return _UpstreamRequest(path, body, length_field=field)
+            return _UpstreamRequest(
+                path, body, renamed=None if renamed else partial(make_request, replica, renamed=True)
+            )
 
         response, attempt = await self._open_response(make_request, task, ctx)
         with attempt, response:
@@ -253,22 +262,23 @@ class UpstreamRunner:
         demand = NO_DEMAND
         if self._has_several:
             demand = estimate_demand(task, ctx, self._options.routing)
+        renamed: Callable[[], _UpstreamRequest] | None = None
         while True:
-            replica = self._fleet.pick(tried, demand)
-            tried.append(replica)
-            sent = make_request(replica)
+            if renamed is None:
+                replica = self._fleet.pick(tried, demand)
+                tried.append(replica)
+            sent = renamed() if renamed else make_request(replica)
             attempt = Attempt(replica, since=since, first_s=first_s, deadline=ctx.deadline, tokens=demand.tokens)
             with attempt:
                 error = await self._try_replica(attempt, sent, ctx)
             if isinstance(error, Response):
+                if renamed is not None:  # only now: the first refusal may quote words of the client
+                    self._note_lacking((replica, MAX_TOKENS))
                 attempt.has_response = True
                 return error, attempt
             attempt.record(error)
-            if sent.length_field == "max_tokens" and errors.lacks_max_tokens(error):
-                replica.length_field = "max_completion_tokens"
-                tried.remove(replica)
-                continue
-            if not (_is_retryable(error) and self._fleet.has_alternative(tried)):
+            renamed = sent.renamed if errors.lacks_max_tokens(error) else None
+            if renamed is None and not (_is_retryable(error) and self._fleet.has_alternative(tried)):
                 raise error
 
     async def _try_replica(self, attempt: Attempt, sent: _UpstreamRequest, ctx: Context) -> Response | ShoalError:
