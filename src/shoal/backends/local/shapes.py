@@ -9,6 +9,7 @@ per stream.
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -56,9 +57,9 @@ def size_buckets(max_batch_size: int) -> tuple[int, ...]:
 
 
 def shapes(lengths: Sequence[int], sizes: Sequence[int], max_tokens: int) -> list[Shape]:
-    """Return all shapes of at most `max_tokens`, cheapest first."""
-    every = (Shape(size, length) for size in sizes for length in lengths)
-    return sorted((shape for shape in every if shape.tokens <= max_tokens), key=lambda shape: (shape.tokens, shape))
+    """Return all shapes of at most `max_tokens`, cheapest first. `lengths` ascend; there may be many more than fit."""
+    fitting = [Shape(size, length) for size in sizes for length in lengths[: bisect_right(lengths, max_tokens // size)]]
+    return sorted(fitting, key=lambda shape: (shape.tokens, shape))
 
 
 def is_probe(shape: Shape) -> bool:
