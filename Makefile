@@ -28,6 +28,8 @@ ALONE_SERVERS += $(filter-out $(ALONE_SERVERS),$(wildcard tests/integration/test
 ALONE := $(ALONE_HERE) $(ALONE_SERVERS)
 CLUSTER := tests/integration/test_ray.py tests/integration/test_ray_bulk.py
 AGENTS := tests/clients/test_agents.py tests/clients/test_claude_code.py tests/clients/test_required_tools.py::test_ai_sdk
+ENGINES := tests/contract/engines tests/contract/pipelines tests/unit/models tests/unit/backends/genai \
+	tests/unit/backends/local/test_open_dual_encoder.py tests/unit/backends/local/test_open.py
 EXPORT := tests/parity/test_export.py tests/parity/test_conversion.py
 PORT := 8080
 MODEL :=
@@ -44,7 +46,7 @@ CAP_avx512 := OV_CPU_MAX_ISA=AVX512_CORE ONEDNN_MAX_CPU_ISA=AVX512_CORE ATEN_CPU
 $(if $(filter-out avx2 avx512,$(ISA)),$(error ISA is avx2, avx512 or empty, not '$(ISA)'))
 PYTEST = $(if $(ISA),env $(CAP_$(ISA)) )$(BIN)/python -m pytest -rs
 
-.PHONY: help setup serve serve-triton web test coverage test-ray test-clients test-agents test-languages test-ollama \
+.PHONY: help setup serve serve-triton web test test-engines coverage test-ray test-clients test-agents test-languages test-ollama \
 	test-parity test-export test-convert test-lowest test-helm docs chart lint fix lock proto bench bench-peers release clean
 
 help:
@@ -56,9 +58,9 @@ help:
 	@echo "                  open_clip and timm (several GB); make test-lowest: with the oldest dependencies allowed;"
 	@echo "                  make test-languages: with clients in Java, Node.js and Go; make test-helm: with Helm"
 	@echo "                  make test-ollama: with Ollama's command line client (needs Go)"
+	@echo "                  make test-engines: only what computes, with ISA=avx2 or avx512, which hold engines down to these"
 	@echo "                  make test-ray: whole clusters of Ray (5 minutes)"
 	@echo "                  make test-agents, test-export: only Codex, OpenCode and the AI SDK; only models that PyTorch exports"
-	@echo "                  ISA=avx2 or avx512 holds the engines down to these instructions"
 	@echo "make coverage     fail unless the tests take every branch of the batching core"
 	@echo "make lint, fix    check, or repair, style and types"
 	@echo "make bench        measure on this machine, into bench/results"
@@ -112,6 +114,10 @@ tried = { args="$(2)"; kept="cache_dir=build/pytest/$(1)"; $(PYTEST) -o "$$kept"
 	[ $$? = 1 ] && echo "$(1): what failed, again by itself:" && $(PYTEST) -o "$$kept" $$args $(AGAIN); } || \
 	{ echo "$(1): failed"; false; }; }
 
+# What computes, for another ISA.
+test-engines: setup
+	@$(call tried,$@,$(call processes,2) $(ENGINES))
+
 coverage: setup
 	$(BIN)/python -m coverage run -m pytest $(ARGS) tests/unit/core tests/contract
 	$(BIN)/python -m coverage report --include 'src/shoal/core/*' --fail-under 100 --show-missing
@@ -132,8 +138,9 @@ test-languages: $(VENV)/.installed
 test-ollama: $(VENV)/.installed
 	PYTHON=$(CURDIR)/$(BIN)/python tests/clients/ollama.sh
 
+test-parity: BIN := $(PARITY)/bin
 test-parity: $(PARITY)/.installed
-	$(PARITY)/bin/python -m pytest -rs $(ARGS) tests/parity
+	@$(call tried,$@,$(ARGS) tests/parity)
 
 test-export: $(PARITY)/.installed
 	$(PARITY)/bin/python -m pytest -rs $(ARGS) $(EXPORT)

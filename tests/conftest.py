@@ -8,10 +8,11 @@ import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
-from blockbuster import BlockBuster, blockbuster_ctx
+from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 
 # A test must not fail because the machine is slow or busy. How many examples a property is tried with is decided here
@@ -83,7 +84,17 @@ def no_collection_for_each_server(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def blocking_the_loop_fails() -> Iterator[BlockBuster]:
     """Shoal's own code may not read files, sleep or wait for locks on an event loop; tests may."""
-    with blockbuster_ctx("shoal") as guard:
-        # The start of a process blocks anyway, whoever starts it, until the program is executed.
-        guard.functions["os.read"].can_block_in("subprocess.py", {"_execute_child"})
+    guard = _block_buster()
+    guard.activate()
+    try:
         yield guard
+    finally:
+        guard.deactivate()
+
+
+@cache
+def _block_buster() -> BlockBuster:
+    guard = BlockBuster("shoal")
+    # The start of a process blocks anyway, whoever starts it, until the program is executed.
+    guard.functions["os.read"].can_block_in("subprocess.py", {"_execute_child"})
+    return guard
