@@ -18,6 +18,7 @@ from family_models import GRAPHS
 from harness import HERE, RESULTS, Server, medians, parser, phase, stored, write
 from versus_st import SentenceTransformers, ask_all
 
+from shoal.bench.machine import describe_machine
 from shoal.bench.texts import Texts
 
 METHOD = """
@@ -72,6 +73,7 @@ def one_family(name: str, folder: Path, arguments: Any) -> dict[str, Any]:
             "weights_millions": round(peer.facts["parameters"] / 1e6),
             "peer": peer.facts["versions"],
         }
+        found["processor"] = describe_machine().processor  # results of others may be kept
         found["start_to_ready_s"] = round(server.ready_s, 1)
         found["cosine"] = least_cosine(server, peer)
         rounds = []
