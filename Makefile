@@ -28,7 +28,7 @@ ALONE_SERVERS += $(filter-out $(ALONE_SERVERS),$(wildcard tests/integration/test
 ALONE := $(ALONE_HERE) $(ALONE_SERVERS)
 CLUSTER := tests/integration/test_ray.py tests/integration/test_ray_bulk.py
 AGENTS := tests/clients/test_agents.py tests/clients/test_claude_code.py tests/clients/test_required_tools.py::test_ai_sdk
-ENGINES := tests/contract/engines tests/contract/pipelines tests/unit/models tests/unit/backends/genai \
+ENGINES := tests/contract/engines tests/contract/pipelines tests/unit/backends/genai \
 	tests/unit/backends/local/test_open_dual_encoder.py tests/unit/backends/local/test_open.py
 EXPORT := tests/parity/test_export.py tests/parity/test_conversion.py
 PORT := 8080
