@@ -60,7 +60,7 @@ help:
 	@echo "                  make test-ollama: with Ollama's command line client (needs Go)"
 	@echo "                  make test-engines: only what computes, with ISA=avx2 or avx512, which hold engines down to these"
 	@echo "                  make test-ray: whole clusters of Ray (5 minutes)"
-	@echo "                  make test-agents, test-export: only Codex, OpenCode and the AI SDK; only models that PyTorch exports"
+	@echo "                  make test-agents, test-export: only clients that npm installs; only models that PyTorch exports"
 	@echo "make coverage     fail unless the tests take every branch of the batching core"
 	@echo "make lint, fix    check, or repair, style and types"
 	@echo "make bench        measure on this machine, into bench/results"

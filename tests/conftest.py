@@ -59,12 +59,13 @@ _dead_workers = pytest.StashKey[bool]()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object | None) -> None:
-    node.config.stash[_dead_workers] = node.config.stash.get(_dead_workers, False) or error is not None
+    if error is not None:
+        node.config.stash[_dead_workers] = True
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A dead worker of pytest-xdist leaves tests that did not run: another status than that of tests that failed."""
-    if session.config.stash.get(_dead_workers, False):
+    if _dead_workers in session.config.stash:
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 

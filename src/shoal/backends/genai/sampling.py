@@ -96,10 +96,9 @@ def structure_arguments(guide: Guide) -> dict[str, str]:
         return {"regex": guide.value}
     if guide.kind == "choice":
         return {"grammar": f"root ::= {grammar_spelling.write_choice(_choices(guide.value))}"}
-    if guide.kind == "structural_tag":
-        return {"structural_tags_config": structural_tags.write_tags(guide.value)}
-    if guide.kind == "calls_or_answer":
-        return {"structural_tags_config": structural_tags.write_tags(guide.value, any_arguments=True)}
+    if guide.kind in ("structural_tag", "calls_or_answer"):
+        tags = structural_tags.write_tags(guide.value, any_arguments=guide.kind == "calls_or_answer")
+        return {"structural_tags_config": tags}
     return {"grammar": grammar_spelling.check_grammar(guide.value)}
 
 

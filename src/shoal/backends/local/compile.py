@@ -127,7 +127,8 @@ def compile_graph(graph: Path, options: EngineOptions) -> CompiledGraph:
         compiler = _Compiler(core, model, threads)
         choice = _choose_precision(compiler, ports, options, _graph_bytes(graph))
         one = choice.model
-        narrow, wide = (one if streams == 1 else None) or compiler.compile(choice.precision, streams), None
+        narrow = one if one and streams == 1 else compiler.compile(choice.precision, streams)
+        wide = None
         streams = narrow.get_property("NUM_STREAMS")  # fewer than asked for where the processor has fewer cores
         if streams > 1 and fits_wide(_graph_bytes(graph)):
             wide = one or compiler.compile(choice.precision, 1)

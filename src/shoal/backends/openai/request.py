@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from shoal.backends.openai.stream_passthrough import MESSAGES
 from shoal.errors import InvalidValue, Unsupported
 from shoal.pipelines.chat.turns import fold_instructions
 from shoal.types import Generate, Guide, Message, Part, Sampling, Tool
@@ -49,7 +50,7 @@ def build_request(
     chat = not task.prompts
     if chat:
         # Claude Code sends system messages within conversations, and expects every model to accept them.
-        is_anthropic = task.raw is not None and task.raw[0] == "anthropic.messages"
+        is_anthropic = task.raw is not None and task.raw[0] == MESSAGES
         messages = fold_instructions(task.messages) if is_anthropic else task.messages
         fields["messages"] = _merge_instructions([_message(message) for message in messages])
         fields |= _tool_fields(task)
