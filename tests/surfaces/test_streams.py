@@ -58,6 +58,16 @@ async def test_streaming_is_requested_in_the_body() -> None:
     assert answer.headers["content-type"] == "application/json"
 
 
+@pytest.mark.parametrize("runner", [FakeRunner(), FakeRunner(error=EngineFailed("gone"), fail_after=2)])
+async def test_the_end_comes_with_the_last_piece(runner: FakeRunner) -> None:
+    """A write of its own would be a system call and would wake the client once more."""
+    exchange, task = serve_chat(runner).open(CHAT, BODIES[CHAT])
+    await task
+    last = exchange.messages[-1]
+    assert last["body"].endswith(b"\n\n")
+    assert not last["more_body"]
+
+
 async def test_the_order_of_events() -> None:
     """Role, text, one event with the finish reason, [DONE]; all have the same id, time and model."""
     answer = await streamed()

@@ -221,13 +221,18 @@ class Application:
     async def _stream(
         self, request: Request, reply: Reply, body: AsyncIterator[bytes], watch: DisconnectWatch, send: Send
     ) -> int:
+        is_last = False
         try:
             request.has_response = True
             headers = self._build_headers(request, reply, unread=has_unread_body(request))
             await send({"type": "http.response.start", "status": reply.status, "headers": headers})
             if request.method != "HEAD":
                 async for piece in body:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    # The end goes with the last piece: a write of its own would wake the client once more.
+                    is_last = isinstance(body, StreamBody) and body.is_complete
+                    await send({"type": "http.response.body", "body": piece, "more_body": not is_last})
+                    if is_last:
+                        break
         finally:
             if isinstance(body, StreamBody):
                 request.failure = body.failed
@@ -235,7 +240,8 @@ class Application:
             if close is not None:
                 await close()
         watch.stop()
-        await send({"type": "http.response.body", "body": b""})
+        if not is_last:
+            await send({"type": "http.response.body", "body": b""})
         return reply.status
 
     def _build_headers(self, request: Request, reply: Reply, *, unread: bool) -> Headers:

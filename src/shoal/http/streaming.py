@@ -99,6 +99,11 @@ class StreamBody(AsyncIterator[bytes]):
         self._heartbeat_timer = self._loop.call_later(heartbeat_s, self._check_heartbeat)
         self._pump = self._loop.create_task(self._read(chunks))
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last piece has been taken."""
+        return self._end_sent
+
     async def begin(self) -> None:
         """Wait until there is something to write. Raises an error that comes before it."""
         try:
