@@ -15,6 +15,8 @@ import pytest
 from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 
+from shoal.server import garbage_collection
+
 # A test must not fail because the machine is slow or busy. How many examples a property is tried with is decided here
 # alone. Every run draws new ones, except in CI, where Hypothesis always draws the same.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=30)
@@ -79,7 +81,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def no_collection_for_each_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server in this process would collect and freeze what all tests together hold."""
-    monkeypatch.setattr("shoal.server.garbage_collection.collect_and_freeze", lambda: None)
+    monkeypatch.setattr(garbage_collection, "collect_and_freeze", lambda: None)
 
 
 @pytest.fixture(autouse=True)
