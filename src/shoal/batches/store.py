@@ -17,9 +17,9 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 import msgspec
@@ -80,13 +80,17 @@ class Store:
         return True
 
     def _load(self) -> None:
+        self.files, self.batches, self.used = {}, {}, 0
+        batches = []
         for each in list(self.folder.iterdir()):
             if each.name.startswith(("new-", "old-")):
                 shutil.rmtree(each, ignore_errors=True)
             elif each.name.startswith("file-"):
                 self._load_file(each)
             elif each.name.startswith("batch_"):
-                self._load_batch(each)
+                batches.append(each)
+        for each in batches:  # after the files, by which they know what was published
+            self._load_batch(each)
         times = [each.created_ns for each in self.files.values()] + [each.created_ns for each in self.batches.values()]
         self._last_ns = max(times, default=0)
 
@@ -112,15 +116,14 @@ class Store:
             self.used += size
 
     def new_file(self) -> NewFile:
-        """Begin a file. Raises OSError."""
         return NewFile(self)
 
     def add_batch(self, batch: Batch) -> None:
         """Store a new batch. Raises OSError."""
-        folder = self.new_folder()
-        _write(folder / "batch.json", msgspec.json.encode(batch))
-        self.rename(folder, batch.id)
-        self.batches[batch.id] = batch
+        with self._building() as folder:
+            _write(folder / "batch.json", msgspec.json.encode(batch))
+            self._name(folder, batch.id)
+            self.batches[batch.id] = batch
 
     def save_batch(self, batch: Batch) -> None:
         """Store the changed state of a batch. Raises OSError."""
@@ -134,8 +137,7 @@ class Store:
     def remove(self, name: str) -> None:
         """Delete a file or a batch. Raises OSError."""
         old = self.folder / f"old-{uuid4().hex}"
-        os.rename(self.folder / name, old)
-        _sync_folder(self.folder)
+        self._move(self.folder / name, old)
         removed = self.files.pop(name, None)
         self.batches.pop(name, None)
         if removed is not None:
@@ -181,21 +183,21 @@ class Store:
             return file_id
         if not source.exists() or not source.stat().st_size:
             return None
-        with source.open("rb") as file:
-            os.fsync(file.fileno())
-        folder = self.new_folder()
-        link_or_copy(source, folder / "content")
-        created = self.next_ns()
-        stored = StoredFile(
-            id=file_id,
-            owner=batch.owner,
-            bytes=source.stat().st_size,
-            created_ns=created,
-            expires_at=created // 10**9 + batch.output_seconds,
-            filename=f"{batch.id}_{name}",
-            purpose="batch_output",
-        )
-        self.finish_file(folder, stored)
+        with self._building() as folder:
+            link_or_copy(source, folder / "content")
+            with (folder / "content").open("rb") as file:
+                os.fsync(file.fileno())
+            created = self.next_ns()
+            stored = StoredFile(
+                id=file_id,
+                owner=batch.owner,
+                bytes=source.stat().st_size,
+                created_ns=created,
+                expires_at=created // 10**9 + batch.output_seconds,
+                filename=f"{batch.id}_{name}",
+                purpose="batch_output",
+            )
+            self.finish_file(folder, stored)
         return file_id
 
     def remove_results(self, batch: Batch) -> None:
@@ -210,13 +212,32 @@ class Store:
 
     def finish_file(self, folder: Path, stored: StoredFile) -> None:
         _write(folder / "file.json", msgspec.json.encode(stored))
-        self.rename(folder, stored.id)
+        self._name(folder, stored.id)
         self.files[stored.id] = stored
 
-    def rename(self, folder: Path, name: str) -> None:
+    @contextlib.contextmanager
+    def _building(self) -> Iterator[Path]:
+        """A new folder for the block to fill and name; removed if that fails."""
+        folder = self.new_folder()
+        try:
+            yield folder
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def _name(self, folder: Path, name: str) -> None:
         _sync_folder(folder)
-        os.rename(folder, self.folder / name)
-        _sync_folder(self.folder)
+        self._move(folder, self.folder / name)
+
+    def _move(self, source: Path, target: Path) -> None:
+        """Rename a folder. Raises OSError, after which it has its old name: else the next start would find what the
+        client was told had failed."""
+        os.rename(source, target)
+        try:
+            _sync_folder(self.folder)
+        except OSError:
+            os.rename(target, source)
+            raise
 
     def _load_file(self, folder: Path) -> None:
         stored: StoredFile | None = _read(folder / "file.json", _file_decoder)
@@ -229,39 +250,41 @@ class Store:
         if batch is None or batch.id != folder.name:
             return
         self.batches[batch.id] = batch
-        for name in (OUTPUT, ERRORS):
-            with contextlib.suppress(FileNotFoundError):
-                if batch.has_ended:
-                    (folder / name).unlink()
-                elif (found := (folder / name).stat()).st_nlink == 1:  # else it is also a file's content
-                    self.used += found.st_size
+        for name, published in ((OUTPUT, batch.output_id), (ERRORS, batch.errors_id)):
+            if batch.has_ended:
+                (folder / name).unlink(missing_ok=True)
+            elif published not in self.files:  # else that file counts them
+                self.used += _size(folder / name)
 
 
 class NewFile:
-    """A file while it is written. End it by `discard`, after `keep` or instead of it."""
+    """A file while it is written. End it by `discard`, after `keep` or instead of it. Nothing is on disk before the
+    first call."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._folder = store.new_folder()
-        self._file = (self._folder / "content").open("wb")
+        self._folder: Path | None = None
+        self._file: BinaryIO | None = None
         self.size = 0
-        self._is_kept = False
+        self._has_ended = False
         self._using = threading.Lock()  # a request that is cancelled leaves its thread behind
 
     def write(self, data: bytes) -> None:
         """Append. Raises DiskFull and OSError."""
         with self._using:
-            if not self._file.closed:
+            if not self._has_ended:
+                _, file = self._open()
                 self._store.reserve(len(data))
                 self.size += len(data)
-                self._file.write(data)
+                file.write(data)
 
     def keep(self, *, owner: str, filename: str, purpose: str, seconds: int) -> StoredFile:
         """Store the file under a new id, for so many seconds. Raises OSError."""
         with self._using:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            folder, file = self._open()
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
             created = self._store.next_ns()
             stored = StoredFile(
                 id=f"file-{uuid4().hex}",
@@ -272,19 +295,27 @@ class NewFile:
                 filename=filename,
                 purpose=purpose,
             )
-            self._store.finish_file(self._folder, stored)
-            self._is_kept = True
+            self._store.finish_file(folder, stored)
+            self._has_ended = True
             return stored
 
     def discard(self) -> None:
         """Remove the file, unless it was kept."""
         with self._using:
-            if self._is_kept:
+            if self._has_ended:
                 return
+            self._has_ended = True
             self._store.reserve(-self.size)
-            with contextlib.suppress(OSError):  # a full disk: closing writes what is left in the buffer
-                self._file.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            if self._file is not None:
+                with contextlib.suppress(OSError):  # a full disk: closing writes what is left in the buffer
+                    self._file.close()
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _open(self) -> tuple[Path, BinaryIO]:
+        self._folder = self._folder or self._store.new_folder()
+        self._file = self._file or (self._folder / "content").open("wb")
+        return self._folder, self._file
 
 
 def to_unavailable(error: OSError, folder: Path) -> Unavailable:

@@ -48,6 +48,22 @@ class CrashingOs:
         return call
 
 
+class FailingOs:
+    """The module `os`, whose n-th fsync fails."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def fsync(self, descriptor: int) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise OSError(errno.EIO, "broken")
+        os.fsync(descriptor)
+
+
 class FullOs:
     """The module `os` over a disk with this many bytes left."""
 
@@ -157,8 +173,36 @@ def test_a_crash_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert crashes > 25
 
 
-def test_publishing_twice(tmp_path: Path) -> None:
-    """A batch that stopped between its files and its end keeps the files, and counts them once."""
+def test_a_failed_fsync_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not stored or deleted is as before, also for the next process, and leaves nothing behind."""
+    for at in range(1, 50):
+        store, done = opened(tmp_path / f"{at}"), list[str]()
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "os", FailingOs(at))
+            try:
+                life(store, done)
+            except OSError:
+                assert [each.name for each in store.folder.iterdir() if each.name.startswith(("new-", "old-"))] == []
+        listed = sorted(store.files), sorted(store.batches), store.used
+        store.close()
+        again = opened(store.folder)
+        assert (sorted(again.files), sorted(again.batches), again.used) == listed
+        again.close()
+        if "removed" in done:
+            break
+    assert at > 15
+
+
+def refuse_link(source: Path, target: Path) -> None:
+    raise OSError(errno.EPERM, "no links")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_publishing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    """A batch that stopped between its files and its end keeps the files, and counts them once, also where results are
+    copied for want of hard links."""
+    if not links:
+        monkeypatch.setattr(os, "link", refuse_link)
     store = opened(tmp_path)
     batch = new_batch()
     store.add_batch(batch)
@@ -175,17 +219,32 @@ def test_publishing_twice(tmp_path: Path) -> None:
 
 def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are copied there."""
-
-    def link(source: Path, target: Path) -> None:
-        raise OSError(errno.EPERM, "no links")
-
-    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(os, "link", refuse_link)
     store = opened(tmp_path)
     batch = new_batch()
     store.add_batch(batch)
     store.append_results(batch, [(True, result("a"))])
     store.publish(batch, OUTPUT, batch.output_id)
     assert store.content("file-out").read_bytes() == result("a")
+    store.close()
+
+
+def test_a_full_disk_while_results_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try removes its copy: it would fill the disk for good."""
+    monkeypatch.setattr(os, "link", refuse_link)
+
+    def copy(source: Path, target: Path) -> None:
+        target.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    store = opened(tmp_path)
+    batch = new_batch()
+    store.add_batch(batch)
+    store.append_results(batch, [(True, result("a"))])
+    with pytest.raises(OSError, match="full"):
+        store.publish(batch, OUTPUT, batch.output_id)
+    assert {each.name for each in tmp_path.iterdir()} == {"batch_1", "lock"}
     store.close()
 
 
