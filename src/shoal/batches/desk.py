@@ -83,6 +83,7 @@ class BatchDesk:
         self._closing = asyncio.Event()
         self._uploads = 0
         self._beginning: dict[str, Batch] = {}  # batches that are being stored
+        self._removing: set[str] = set()  # files and batches that are being deleted
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
         self._background: asyncio.Task[None] | None = None
 
@@ -125,7 +126,7 @@ class BatchDesk:
             raise Overloaded(f"{MAX_UPLOADS} files are being uploaded; send the file again.", retry_after=10.0)
         self._uploads += 1
         try:
-            new = await self._on_disk(self._store.new_file)
+            new = self._store.new_file()
             try:
                 yield new
             finally:
@@ -147,14 +148,16 @@ class BatchDesk:
         await self._open()
         files = list(self._store.files.values())
         expired = self._list_expired(files)
-        found = [each for each in files if self._sees(who, each) and each.id not in expired]
+        gone = expired | self._removing
+        found = [each for each in files if self._sees(who, each) and each.id not in gone]
         return sorted(found, key=lambda each: each.created_ns)
 
     async def get_file(self, who: Identity, file_id: str) -> StoredFile:
         """Raises ObjectNotFound."""
         await self._open()
         found = self._store.files.get(file_id)
-        if found is None or not self._sees(who, found) or self._list_expired([found]):
+        gone = found is None or found.id in self._removing or self._list_expired([found])
+        if found is None or gone or not self._sees(who, found):
             raise ObjectNotFound(f"No such File object: {file_id[:100]}", param="id")
         return found
 
@@ -168,7 +171,7 @@ class BatchDesk:
         found = await self.get_file(who, file_id)
         if found.id in self._list_used():
             raise Conflict("A batch that has not ended needs this file; cancel the batch first.")
-        await self._on_disk(partial(self._store.remove, found.id))
+        await self._remove(found.id)
 
     async def create_batch(
         self,
@@ -203,7 +206,7 @@ class BatchDesk:
         )
         self._beginning[batch.id] = batch  # without `await` since the checks: it reserves its room and its file
         # A client that leaves now leaves a batch that runs.
-        await asyncio.shield(asyncio.ensure_future(self._begin(batch)))
+        await asyncio.shield(self._begin(batch))
         return batch
 
     async def _begin(self, batch: Batch) -> None:
@@ -212,6 +215,18 @@ class BatchDesk:
         finally:
             del self._beginning[batch.id]
         self._launch(batch)
+
+    def _remove(self, name: str) -> asyncio.Future[None]:
+        """Delete a file or an ended batch, also if the caller is cancelled. A file is hidden at once: a batch made from
+        it would lose it."""
+        self._removing.add(name)
+        return asyncio.shield(self._finish_removal(name))
+
+    async def _finish_removal(self, name: str) -> None:
+        try:
+            await self._on_disk(partial(self._store.remove, name))
+        finally:
+            self._removing.remove(name)
 
     async def list_batches(self, who: Identity) -> list[Batch]:
         """Return the batches, the newest first."""
@@ -248,7 +263,8 @@ class BatchDesk:
             each.id for each in list(self._store.batches.values()) if each.has_ended and each.created_at + FILE_S <= now
         ]
         for name in (*files, *batches):
-            await self._on_disk(partial(self._store.remove, name))
+            if name not in self._removing:
+                await self._remove(name)
 
     def _sees(self, who: Identity, found: StoredFile | Batch) -> bool:
         return who.sees_all or found.owner == who.owner
@@ -277,24 +293,25 @@ class BatchDesk:
 
     async def _open(self) -> None:
         """Take the folder, and go on with its batches."""
-        if self._is_open:
-            return
-        async with self._opening:
-            if not self._is_open:
-                await self._take_folder()
+        if not self._is_open:
+            # A client that leaves now would leave a lock that nobody knows of.
+            await asyncio.shield(self._take_folder())
 
     async def _take_folder(self) -> None:
-        if self._setup is None or self._closing.is_set():
-            raise Unavailable("The server is shutting down: send the request again.", retry_after=RETRY_S)
-        if not await self._on_disk(self._store.open):
-            raise Unavailable(
-                "Another server has the batches of this `home` (SHOAL_HOME); stop it, or set another home.",
-                retry_after=RETRY_S,
-            )
-        self._is_open = True
-        for batch in sorted(self._store.batches.values(), key=lambda each: each.created_ns):
-            if not batch.has_ended:
-                self._launch(batch)
+        async with self._opening:
+            if self._is_open:
+                return
+            if self._setup is None or self._closing.is_set():
+                raise Unavailable("The server is shutting down: send the request again.", retry_after=RETRY_S)
+            if not await self._on_disk(self._store.open):
+                raise Unavailable(
+                    "Another server has the batches of this `home` (SHOAL_HOME); stop it, or set another home.",
+                    retry_after=RETRY_S,
+                )
+            self._is_open = True
+            for batch in sorted(self._store.batches.values(), key=lambda each: each.created_ns):
+                if not batch.has_ended:
+                    self._launch(batch)
 
     def _launch(self, batch: Batch) -> None:
         if self._setup is not None and not self._closing.is_set():

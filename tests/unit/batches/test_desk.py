@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -481,6 +481,40 @@ async def test_files_in_use(tmp_path: Path) -> None:
     await desk.aclose()
 
 
+async def test_a_file_that_is_being_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is gone at once: no batch begins with it, also if the client that deletes it leaves."""
+    desk = open_desk(tmp_path, Model())
+    source = await upload(desk, request_file("a"))
+    reached, go_on = threading.Event(), threading.Event()
+    remove = Store.remove
+
+    def call(store: Store, name: str) -> None:
+        reached.set()
+        go_on.wait(PATIENCE_S)
+        remove(store, name)
+
+    async def create() -> Batch:
+        return await desk.create_batch(ME, file_id=source.id, endpoint=ENDPOINT, metadata=None, output_seconds=None)
+
+    monkeypatch.setattr(Store, "remove", call)
+    deleting = asyncio.create_task(desk.delete_file(ME, source.id))
+    created = asyncio.create_task(create())  # takes its first step in the same turn
+    with pytest.raises(InvalidValue, match="No such File"):
+        await created
+    await asyncio.to_thread(reached.wait)
+    deleting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await deleting
+    with pytest.raises(InvalidValue, match="No such File"):
+        await create()
+    with pytest.raises(ObjectNotFound):
+        await desk.delete_file(ME, source.id)
+    assert await desk.list_files(ME) == []
+    go_on.set()
+    await poll(lambda: not desk._store.files)
+    await desk.aclose()
+
+
 async def test_files_in_use_are_found_in_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expired files that a batch needs stay; lists and sweeps look at the batches once, whatever the number of
     files."""
@@ -586,11 +620,12 @@ async def test_nothing_is_made_before_it_is_needed(tmp_path: Path, monkeypatch: 
 
 
 async def test_clients_that_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that leaves while its file is stored leaves a whole file; while its batch is stored, a batch that
-    runs."""
+    """A client that leaves while the folder is opened leaves it usable; while its file begins, nothing; while it is
+    stored, a whole file; while its batch is stored, a batch that runs."""
+    folder = tmp_path / "batches"
     reached, go_on = threading.Event(), threading.Event()
 
-    def slowly(name: str) -> None:
+    def slowly(name: str, patch: pytest.MonkeyPatch) -> None:
         real = getattr(Store, name)
 
         def call(self: Store, *arguments: Any) -> Any:
@@ -598,7 +633,7 @@ async def test_clients_that_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             go_on.wait()
             return real(self, *arguments)
 
-        monkeypatch.setattr(Store, name, call)
+        patch.setattr(Store, name, call)
 
     async def leave(task: asyncio.Task[Any]) -> None:
         await asyncio.to_thread(reached.wait)
@@ -608,19 +643,29 @@ async def test_clients_that_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled()
 
-    desk = open_desk(tmp_path, Model())
-    slowly("finish_file")
-    await leave(asyncio.create_task(upload(desk, request_file("a"))))
-    await poll(lambda: not [name for name in os.listdir(tmp_path) if name.startswith("new-")])
+    async def leave_while(name: str, task: Coroutine[Any, Any, Any]) -> None:
+        with monkeypatch.context() as patch:
+            slowly(name, patch)
+            await leave(asyncio.create_task(task))
+        reached.clear()
+        go_on.clear()
+
+    def has_new() -> bool:
+        return any(name.startswith("new-") for name in os.listdir(folder))
+
+    desk = open_desk(folder, Model())
+    await leave_while("open", desk.list_files(ME))
+    assert await desk.list_files(ME) == []
+    await leave_while("new_folder", upload(desk, request_file("a")))
+    assert not has_new()
+    await leave_while("finish_file", upload(desk, request_file("a")))
+    await poll(lambda: not has_new())
     (stored,) = await desk.list_files(ME)
     content = await desk.open_content(ME, stored.id)
     assert [piece async for piece in content] == [request_file("a")]
     await content.aclose()
-    reached.clear()
-    go_on.clear()
-    slowly("add_batch")
     create = desk.create_batch(ME, file_id=stored.id, endpoint=ENDPOINT, metadata=None, output_seconds=None)
-    await leave(asyncio.create_task(create))
+    await leave_while("add_batch", create)
     await poll(lambda: bool(desk._store.batches))
     (batch,) = await desk.list_batches(ME)
     assert (await wait_for_end(desk, batch.id)).status == "completed"
