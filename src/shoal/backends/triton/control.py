@@ -77,11 +77,17 @@ class Control:
         self._pauses = pauses
         self._pushed_models: dict[str, PushedModel] = {}
         self._locks: dict[str, asyncio.Lock] = {}
+        self._users: dict[str, set[object]] = {}
 
     def load_lock(self, model: str) -> asyncio.Lock:
         """Return the lock to hold while checking whether a model is loaded, and loading it if not: two concurrent
         callers would load it twice."""
         return self._locks.setdefault(model, asyncio.Lock())
+
+    def users(self, model: str) -> set[object]:
+        """Return those who use a model, a set that each joins and leaves by itself: nobody unloads it from under
+        another."""
+        return self._users.setdefault(model, set())
 
     async def index(self, *, deadline: float) -> list[IndexEntry]:
         """Return every version of every model in the server's repositories, and the pushed models, which the server's

@@ -111,8 +111,17 @@ class Endpoint:
         if self.version and there:
             raise ConfigError(f"{self.model} has no version {self.version} on the server; it has {', '.join(there)}")
 
+    @property
+    def users(self) -> set[object]:
+        """Those who use the model on this server: replicas of any served name, until they are closed."""
+        return self.control.users(self.model)
+
     async def release(self, timeout_s: float) -> None:
-        """Unload it, and return once the server confirms that. Raises as Control.unload does."""
+        """Unload it, and return once the server confirms that, unless another served name uses it. Raises as
+        Control.unload does."""
+        if self.users:
+            logger.info("%s stays loaded: another model is served from it", self.address)
+            return
         if self.unload is not None:
             await self.unload()
             return

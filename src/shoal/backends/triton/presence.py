@@ -25,6 +25,9 @@ S = TypeVar("S", bound=_Schema)
 class _Endpoint(Protocol):
     """A model on a server. `engine.Endpoint` implements it and documents the errors."""
 
+    @property
+    def users(self) -> set[object]: ...
+
     async def is_serving(self) -> bool: ...
 
     async def find(self, *, again: bool = ..., reload: bool = ...) -> Any: ...
@@ -34,7 +37,8 @@ class ModelPresence(Presence, Generic[S]):
     """The health of one model; `schema` describes how it is called.
 
     A lost model is found or loaded again. A model whose tensors changed meanwhile stays out of service until they match
-    again. A Triton server answers a health check within 1 ms, so one error takes the model out of service.
+    again. A Triton server answers a health check within 1 ms, so one error takes the model out of service. Until
+    `aclose` it is a user of the model.
     """
 
     def __init__(
@@ -46,6 +50,13 @@ class ModelPresence(Presence, Generic[S]):
         self._admit_schema = admit
         self._has_served = serving
         self._crashed = False
+        endpoint.users.add(self)
+
+    async def aclose(self) -> None:
+        try:
+            await super().aclose()
+        finally:
+            self._endpoint.users.discard(self)
 
     def mark_lost(self, error: ShoalError) -> None:
         # Triton reports a model as ready after its process died. Only a reload helps.

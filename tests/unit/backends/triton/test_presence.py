@@ -30,6 +30,7 @@ class Model:
     fails: ShoalError | None = None
     looks: int = 0
     finds: list[tuple[bool, bool]] = field(default_factory=list)
+    users: set[object] = field(default_factory=set)
 
     async def is_serving(self) -> bool:
         self.looks += 1

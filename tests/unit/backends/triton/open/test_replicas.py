@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 from shoal.backends import parse_address
+from shoal.backends.triton.engine import TritonEngine
 from shoal.backends.triton.open.connections import TritonConnections
 from shoal.backends.triton.open.models import list_offers
+from shoal.backends.triton.open.probing import ProbeResult
+from shoal.backends.triton.open.reading import TextReader
 from shoal.config.settings import ModelTable, Settings
 from shoal.core.scheduling.ejection import MAX_FAILURES
-from shoal.errors import ModelFailed, TransportFailed, UpstreamFailed
+from shoal.errors import ConfigError, ModelFailed, TransportFailed, UpstreamFailed
 from shoal.kserve import protocol_pb2 as pb
 from shoal.models.address import ServedModel
 from shoal.types import ModelStats
@@ -172,6 +175,32 @@ class TestRunner:
         with pytest.raises(TransportFailed):
             await runner.unload(10.0)
         assert second.models["emb"].state == "UNAVAILABLE"
+
+    async def test_a_second_name_of_a_model_keeps_it_loaded(
+        self, triton: FakeTriton, opened: Open, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The name that loaded it may fail, or be unloaded; the last one unloads it."""
+        triton.add(text_model("emb", loaded=False))
+        loaded, go_on, probe = asyncio.Event(), asyncio.Event(), TextReader.probe_engine
+
+        async def probe_slowly(reader: TextReader, engine: TritonEngine) -> ProbeResult:
+            if reader.target.table.dimension is not None:
+                loaded.set()
+                await go_on.wait()
+            return await probe(reader, engine)
+
+        monkeypatch.setattr(TextReader, "probe_engine", probe_slowly)
+        failing = asyncio.create_task(opened("emb", table=ModelTable(dimension=DIMENSION + 1)))
+        await loaded.wait()
+        others = [await opened("emb"), await opened("emb")]
+        go_on.set()
+        with pytest.raises(ConfigError, match="dimension"):
+            await failing
+        for runner, state in zip(others, ("READY", "UNAVAILABLE"), strict=True):
+            assert triton.models["emb"].state == "READY"
+            await runner.aclose()
+            await runner.unload(10.0)
+            assert triton.models["emb"].state == state
 
     async def test_closing_leaves_the_model_loaded(self, triton: FakeTriton, opened: Open) -> None:
         triton.add(text_model("emb"))
