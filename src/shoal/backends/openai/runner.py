@@ -21,6 +21,7 @@ from shoal.backends.openai.replicas import Attempt, Replica, ServerPool
 from shoal.backends.openai.request import build_request
 from shoal.backends.openai.sse import EventSplitter, has_data, is_done, payload, split_data_events
 from shoal.backends.openai.stream_passthrough import MESSAGES, RESPONSES, PassThroughStream
+from shoal.core.closing import close_all
 from shoal.core.generation.affinity import NO_DEMAND, Routing, estimate_demand
 from shoal.core.generation.token_estimate import estimate_tokens
 from shoal.core.protocols import ModelFacts, ReplicaStatus
@@ -153,9 +154,7 @@ class UpstreamRunner:
         return self._fleet.ready()
 
     async def aclose(self) -> None:
-        await self._fleet.aclose()
-        for replica in self._fleet.replicas:
-            await replica.client.aclose()
+        await close_all(self._fleet.aclose, *(replica.client.aclose for replica in self._fleet.replicas))
 
     async def _stream_optional(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         """Stream raw chunks, or typed ones of the same content if the server has no route of the dialect."""

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from shoal.backends.base.grpc_channel import CHANNEL_OPTIONS, ChannelOptions
 from shoal.backends.triton.errors import infer_error, rpc_error
 from shoal.backends.triton.infer_stream import InferStream
+from shoal.core.closing import close_all
 from shoal.core.recording import outgoing_trace
 from shoal.errors import DeadlineExceeded, TransportFailed
 from shoal.kserve import EMPTY_FINAL, SERVICE
@@ -167,11 +168,9 @@ class Client:
         self._closed = True
         channel, self._channel = self._channel, None
         self._calls = {}
-        if channel is not None:
-            await channel.close()
         more, self._extra_clients = self._extra_clients, []
-        for each in more:
-            await each.aclose()
+        own = (channel.close,) if channel is not None else ()
+        await close_all(*own, *(each.aclose for each in more))
 
     def _stream_call(self, request: pb.ModelInferRequest, deadline: float) -> Any:
         call = self._get_callable("ModelStreamInfer", pb.ModelStreamInferResponse)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from shoal.backends.base import http_client as client_module
 from shoal.backends.base.http_client import Client
 from shoal.backends.openai import runner as runner_module
-from shoal.backends.openai.replicas import Attempt, Replica
+from shoal.backends.openai.replicas import Attempt, Replica, ServerPool
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
 from shoal.core.recording import RECORD, TaskRecord
 from shoal.core.scheduling.ejection import MAX_FAILURES
@@ -36,6 +36,7 @@ from shoal.http import status_codes
 from shoal.types import Chunk, Embed, Generate, Message, Part, Untranslated, Usage
 from tests.fakes.openai_server import DONE, Exchange, FakeUpstream, Script, answer, event, stream
 from tests.unit.backends.openai.kit import (
+    FACTS,
     HEAD,
     USAGE,
     chunks_of,
@@ -502,6 +503,21 @@ class TestErrors:
         await server.stop()
         with pytest.raises(TransportFailed, match="is not reachable"):
             await chunks_of(runner, make_task())
+
+    async def test_a_part_that_cannot_be_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The others are closed all the same."""
+        closed: list[str] = []
+
+        async def aclose(client: Client) -> None:
+            closed.append(client.base)
+            raise RuntimeError("broken")
+
+        monkeypatch.setattr(Client, "aclose", aclose)
+        replicas = [Replica(Client(f"http://127.0.0.1:{port}"), "m") for port in (1, 2)]
+        runner = UpstreamRunner(ServerPool(replicas), FACTS)
+        with pytest.raises(RuntimeError, match="broken"):
+            await runner.aclose()
+        assert closed == ["http://127.0.0.1:1", "http://127.0.0.1:2"]
 
     async def test_after_closing(self, runner: UpstreamRunner) -> None:
         await runner.aclose()

@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
+from shoal.backends.triton import client as client_module
 from shoal.backends.triton import infer_stream
 from shoal.backends.triton.client import OPTIONS, Client, Tls
 from shoal.backends.triton.errors import ModelGone
@@ -422,6 +423,27 @@ async def last_then(triton: FakeTriton, client: Client, ends: asyncio.Event, *, 
     else:
         assert read_outputs(await anext(stream))["n"] == [1]
     return stream
+
+
+async def test_a_connection_that_cannot_be_closed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are closed all the same."""
+    monkeypatch.setattr(client_module, "LONG_CALLS", 1)
+    with client.long_call() as first, client.long_call() as extra:
+        assert first is client
+        for each in (client, extra):
+            await each.server_live(deadline=soon())
+    assert client._channel is not None
+    close = client._channel.close
+
+    async def fail() -> None:
+        await close()
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(client._channel, "close", fail)
+    with pytest.raises(RuntimeError, match="broken"):
+        await client.aclose()
+    with pytest.raises(TransportFailed):
+        await extra.server_live(deadline=soon())
 
 
 @pytest.mark.parametrize("fails", [False, True])
