@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +34,11 @@ _SHM_BYTES = 4 << 20
 _POLL_S = 0.05
 _CALL_TIMEOUT_S = 2.0
 R = TypeVar("R", bound=Message)
+
+_CRASH_LINE = re.compile(rb"^Signal \((?:%d|%d)\) received" % (signal.SIGSEGV, signal.SIGABRT), re.MULTILINE)
+_CRASH_LINE_BYTES = 32
+_FATAL = 1 << signal.SIGSEGV - 1 | 1 << signal.SIGABRT - 1
+_BLOCKED = re.compile(rb"^SigBlk:\s*([0-9a-f]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +191,37 @@ async def end_process(process: ChildProcess, patience_s: float) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+
+
+class CrashWatch:
+    """Looks for a server that hangs in its handler of a fatal signal: the handler allocates memory, which waits forever
+    if the crash came from the allocator. `log`: the server's output, read from its present end on."""
+
+    def __init__(self, process: ChildProcess, log: Path) -> None:
+        self._pid = process.pid
+        self._log = log
+        self._read = log.stat().st_size if log.exists() else 0
+        self._unread = b""
+        self._has_crashed = False
+
+    def is_in_handler(self) -> bool:
+        """Return whether the server has logged a fatal signal and a thread of it still handles one: a model could have
+        printed that line. Blocks."""
+        with contextlib.suppress(OSError), self._log.open("rb") as file:
+            file.seek(self._read)
+            while not self._has_crashed and (data := file.read(1 << 20)):
+                self._read += len(data)
+                self._has_crashed = _CRASH_LINE.search(self._unread + data) is not None
+                self._unread = data[-_CRASH_LINE_BYTES:]
+        return self._has_crashed and any(blocked & _FATAL for blocked in _blocked_signals(self._pid))
+
+
+def _blocked_signals(pid: int) -> Iterator[int]:
+    """Yield the mask of each thread. A signal is blocked while its handler runs."""
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        with contextlib.suppress(OSError):
+            if (found := _BLOCKED.search(status.read_bytes())) is not None:
+                yield int(found[1], 16)
 
 
 def describe_exit(code: int | None) -> str:

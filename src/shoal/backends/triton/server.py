@@ -24,6 +24,7 @@ from shoal.backends.triton import distribution, environment
 from shoal.backends.triton.build_folder import Progress, SilentProgress
 from shoal.backends.triton.process import (
     Command,
+    CrashWatch,
     Ports,
     describe_exit,
     end_process,
@@ -42,6 +43,8 @@ _TRIES = 5
 
 _PORT_ERRORS = ("already in use", "Address already in use")
 _LOG_LINES = 20
+_CRASH_LOOK_S = 5.0
+"""Seconds between looks for a server that hangs while it dies; two in a row must find it."""
 _MAX_LOG_BYTES = 16 << 20
 _KILL_AFTER_S = 3.0
 """Added to the server's own exit timeout, by which it should have ended."""
@@ -182,6 +185,7 @@ class TritonServer:
             socket,
         )
         self._process: ChildProcess | None = None
+        self._crash_watch: CrashWatch | None = None
         self._watch_task: asyncio.Task[None] | None = None
         self._state = State(
             owner=options.owner,
@@ -284,6 +288,7 @@ class TritonServer:
             self._process = spawn(arguments, self._installed.environment, log)
         finally:
             os.close(log)
+        self._crash_watch = await asyncio.to_thread(CrashWatch, self._process, self._folder.log)
         await self._update_state(server=await asyncio.to_thread(find_process, self._process.pid), shm_prefix=prefix)
         opened = (self._ports.http, self._ports.metrics) if self._options.open_ports else ()
         try:
@@ -308,8 +313,7 @@ class TritonServer:
         """Restart the server whenever it ends, until it ends too often in a row."""
         failures = 0
         while True:
-            assert self._process is not None, "the watch begins with a running server"
-            code = await self._process.wait()
+            code = await self._wait_for_end()
             stable = time.monotonic() - self._ready_at >= self._options.stable_s
             failures = 1 if self._state.phase == "ready" and stable else failures + 1
             why = f"tritonserver {describe_exit(code)}"
@@ -326,6 +330,19 @@ class TritonServer:
             except SetupError as error:
                 # Its process has ended or could not be started: the next iteration counts that, and waits longer.
                 await self._log_note(error.message.partition("\n")[0])
+
+    async def _wait_for_end(self) -> int:
+        """Return the exit code of the process once it has ended; kill it if it hangs while it dies."""
+        process, watch, looks = self._process, self._crash_watch, 0
+        assert process is not None and watch is not None, "the watch begins with a running server"
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CRASH_LOOK_S):
+                    return await process.wait()
+            looks = looks + 1 if await asyncio.to_thread(watch.is_in_handler) else 0
+            if looks == 2:
+                await self._log_note("tritonserver hangs in its handler of a fatal signal; killing it")
+                await end_process(process, 0)
 
     async def _give_up(self, why: str) -> None:
         await self._update_state(server=None, phase="failed", error=why)

@@ -48,6 +48,14 @@ DIES_LATER = 'if starts > 1: sys.exit("not again")'
 CLASHES_ONCE = """if starts == 1: sys.exit("Socket '127.0.0.1:1' already in use")"""
 CLASHES = """sys.exit("Socket '127.0.0.1:1' already in use")"""
 LATE = "time.sleep(600)"
+HANGS = """
+def hang(number, frame):
+    if starts == 1:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGSEGV])
+    print("Signal (11) received.", flush=True)
+    time.sleep(600)
+signal.signal(signal.SIGUSR1, hang)
+"""
 STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 

@@ -18,6 +18,7 @@ import pytest
 from shoal.backends.triton import distribution, environment, process, server
 from shoal.backends.triton.distribution import Distribution
 from shoal.backends.triton.environment import Environment, Interpreter
+from shoal.backends.triton.process import CrashWatch
 from shoal.backends.triton.run_state import RunFolder, process_start
 from shoal.backends.triton.server import Installation, PortTaken, TritonOptions, TritonServer, obtain, run_triton
 from shoal.errors import Cancelled, SetupError
@@ -122,6 +123,31 @@ async def test_it_is_started_again_when_it_dies(fake: Make, tmp_path: Path) -> N
     one, other = (line.split() for line in program.starts)
     assert [a for a in one if "shm-region" not in a] == [a for a in other if "shm-region" not in a]
     assert one != other
+
+
+async def test_one_that_hangs_while_it_dies(fake: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is killed and started again; one that only logs such a line, as a model may, is left alone."""
+    monkeypatch.setattr(server, "_CRASH_LOOK_S", 0.01)
+    looks, is_in_handler = 0, CrashWatch.is_in_handler
+
+    def count(watch: CrashWatch) -> bool:
+        nonlocal looks
+        looks += 1
+        return is_in_handler(watch)
+
+    monkeypatch.setattr(CrashWatch, "is_in_handler", count)
+    fake(fake_server.HANGS)
+    async with run_triton(options(tmp_path)) as running:
+        for _ in range(2):
+            assert running.pid is not None
+            os.kill(running.pid, signal.SIGUSR1)
+            await until(lambda: running.restarts == 1 and running.phase == "ready")
+        log = await asyncio.to_thread(running.log.read_text)
+        assert "hangs in its handler of a fatal signal; killing it\nshoal: tritonserver was ended by SIG" in log
+        await until(lambda: running.log.read_text().count("Signal (11)") == 2)
+        looks = 0
+        await until(lambda: looks > 4)
+        assert (running.restarts, running.phase) == (1, "ready")
 
 
 async def test_it_is_given_up_after_so_many_times(fake: Make, tmp_path: Path) -> None:
