@@ -16,6 +16,7 @@ from shoal.backends.openai.wire import (
     LogprobsWire,
     MessageWire,
     TokenWire,
+    TypedWholeWire,
     UsageEventWire,
     UsageWire,
     WholeWire,
@@ -28,7 +29,9 @@ _ANSWER = json_decoder(AnswerWire)
 _WHOLE = json_decoder(WholeWire)
 _WHOLE_USAGE = json_decoder(UsageWire)
 _USAGE = json_decoder(UsageEventWire)
+_TYPED_WHOLE = json_decoder(TypedWholeWire)
 NO_CHOICES = "no choices"
+NO_OUTPUT = "no output"
 _REASONS = {
     "stop": "stop",
     "length": "length",
@@ -53,6 +56,18 @@ def read_whole(answer: Answer) -> Usage | None:
         return _WHOLE_USAGE.decode(whole.usage).to_usage()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def read_typed_whole(answer: Answer) -> Usage | None:
+    """As `read_whole`, for the Responses API and Anthropic's Messages, whose answers may be empty lists. A response
+    that failed has its error beside its output, and is an answer."""
+    try:
+        whole = _TYPED_WHOLE.decode(answer.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise invalid_answer_error(NO_OUTPUT if answer.has_json_body else "invalid JSON") from None
+    if whole.output is None and whole.content is None:
+        raise find_failure(answer.body, answer.key) or invalid_answer_error(NO_OUTPUT)
+    return parse_usage(answer.body)
 
 
 def parse_usage(body: bytes, before: Usage | None = None) -> Usage | None:

@@ -15,7 +15,7 @@ import msgspec
 from shoal.backends.base.http_answer import Answer, RequestNotSent, is_json
 from shoal.backends.base.http_client import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, Response
 from shoal.backends.openai import errors
-from shoal.backends.openai.answers import NO_CHOICES, AnswerReader, parse_usage, read_whole
+from shoal.backends.openai.answers import NO_CHOICES, AnswerReader, parse_usage, read_typed_whole, read_whole
 from shoal.backends.openai.body import ModelNameRewriter, encode_request, requested_model
 from shoal.backends.openai.replicas import Attempt, Replica, ServerPool
 from shoal.backends.openai.request import build_request
@@ -187,7 +187,7 @@ class UpstreamRunner:
             _check_content_type(response, attempt.replica.client.base, streams=task.stream)
             if not task.stream:
                 answer = await _read_whole(response, attempt)
-                usage = read_whole(answer) if dialect not in OPTIONAL else parse_usage(_check_json(answer))
+                usage = read_typed_whole(answer) if dialect in OPTIONAL else read_whole(answer)
                 yield Chunk(raw=(dialect, names(answer.body)), usage=usage, replica=number)
                 attempt.replica.record_success()
                 return

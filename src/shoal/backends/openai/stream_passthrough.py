@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from shoal.backends.openai.answers import parse_usage
+from shoal.backends.openai.answers import NO_CHOICES, NO_OUTPUT, parse_usage
 from shoal.backends.openai.body import ModelNameRewriter
-from shoal.backends.openai.errors import failure_error
+from shoal.backends.openai.errors import failure_error, invalid_answer_error
 from shoal.backends.openai.sse import is_done, payload, split_data_events
 from shoal.backends.openai.wire import EndingWire
 from shoal.decoding import json_decoder
@@ -32,6 +32,9 @@ _TYPED_END = re.compile(rb"response\.(?:completed|incomplete|failed)|message_sto
 # A field or type in the data, or the event's type.
 _TYPED_MARKS = (re.compile(rb'error["\r\n]'), _USAGE, _TYPED_END)
 _DONE_ENDS = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")
+# What makes a stream an answer: a choice, or an event with a type.
+_BEGIN = re.compile(rb'"choices"\s*:\s*\[\s*[^\]\s]')
+_TYPED_BEGIN = re.compile(rb'"type"\s*:')
 # Whole events of one line of data, a JSON object; those of typed dialects have a type before it. The dot matches CR.
 _PLAIN_EVENTS = re.compile(rb"(?:data: ?+\{.*+\n\r?+\n)*+")
 _PLAIN_TYPED_EVENTS = re.compile(rb"(?:event: .*+\ndata: ?+\{.*+\n\r?+\n)*+")
@@ -54,11 +57,13 @@ class PassThroughStream:
         self._names = names
         self._key = key
         self._has_finish_reason = False
+        self._begin: re.Pattern[bytes] | None = _BEGIN  # None once it was found
         self._marks: Sequence[re.Pattern[bytes]] = (*_MARKS, _REASON)
         self._plain_events = _PLAIN_EVENTS
         self._event_start = b"\ndata:"
         self._is_typed = dialect in (RESPONSES, MESSAGES)
         if self._is_typed:
+            self._begin = _TYPED_BEGIN
             self._marks = _TYPED_MARKS
             self._plain_events = _PLAIN_TYPED_EVENTS
             self._event_start = b"\nevent:"
@@ -77,6 +82,7 @@ class PassThroughStream:
             passed = self._names.rewrite_events(plain)
         if passed is None:
             start, passed = 0, b""
+        self._look_for_begin(events, start)
         usage = None
         if start < len(events) and (read := self._read_all(split_data_events(events[start:]))):
             passed += b"".join(map(self._names, read))
@@ -112,10 +118,14 @@ class PassThroughStream:
         return events
 
     def _read(self, event: bytes) -> ShoalError | None:
-        """Record usage and end of the answer from an event; return the error if it is one."""
+        """Record usage and end of the answer from an event; return the error if it is one, or ends a stream without an
+        answer."""
         if is_done(event):
+            if self._begin is not None:
+                return invalid_answer_error(NO_OUTPUT if self._is_typed else NO_CHOICES)
             self.has_ended = True
             return None
+        self._look_for_begin(event, len(event))
         if _USAGE.search(event) is not None:
             self._usage = parse_usage(payload(event), self._usage) or self._usage
         if not self._is_typed:
@@ -127,6 +137,10 @@ class PassThroughStream:
             ends = b'"error"' in event or _TYPED_END.search(event) is not None
         named = b"error" in event and _ERROR_EVENT.search(event) is not None
         return self._read_ending(payload(event), named=named) if ends or named else None
+
+    def _look_for_begin(self, events: bytes, end: int) -> None:
+        if self._begin is not None and self._begin.search(events, 0, end) is not None:
+            self._begin = None
 
     def _read_ending(self, body: bytes, *, named: bool) -> ShoalError | None:
         """As `_read`, for the data of an event that may end the stream. `named`: the event type is `error`."""

@@ -75,6 +75,13 @@ class WholeWire(msgspec.Struct):
     usage: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class TypedWholeWire(msgspec.Struct):
+    """The fields that make a whole answer one: `output` of the Responses API, `content` of Anthropic's Messages."""
+
+    output: list[msgspec.Raw] | None = None
+    content: list[msgspec.Raw] | None = None
+
+
 class ResponseUsageWire(msgspec.Struct):
     usage: UsageWire | None = None
 

@@ -95,11 +95,39 @@ class TestRequests:
     async def test_a_dialect_has_its_route(
         self, server: FakeUpstream, runner: UpstreamRunner, dialect: str, path: str
     ) -> None:
-        server.on(path, answer({"model": "up/model", "choices": [1]}))
+        server.on(path, answer({"model": "up/model", "choices": [1], "output": []}))
         chunks = await chunks_of(runner, make_task({"model": "mine"}, dialect=dialect))
-        assert chunks[0].raw == (dialect, b'{"model": "mine", "choices": [1]}')
+        assert chunks[0].raw == (dialect, b'{"model": "mine", "choices": [1], "output": []}')
         assert server.requests[0].path == "/v1" + path
         assert server.requests[0].headers["x-request-id"] == "req-1"
+
+    @pytest.mark.parametrize(
+        ("dialect", "path"),
+        [
+            ("openai.chat", "/chat/completions"),
+            ("openai.responses", "/responses"),
+            ("anthropic.messages", "/messages"),
+        ],
+    )
+    @pytest.mark.parametrize(
+        ("body", "message"),
+        [
+            ({}, "returned no (choices|output): check"),
+            ([], "returned no (choices|output): check"),
+            ({"error": {"message": "boom"}}, "boom"),
+        ],
+    )
+    async def test_an_answer_that_is_none(
+        self, server: FakeUpstream, runner: UpstreamRunner, dialect: str, path: str, body: Any, message: str
+    ) -> None:
+        server.on(path, answer(body))
+        with pytest.raises(UpstreamRefused, match=message):
+            await chunks_of(runner, make_task({"model": "mine"}, dialect=dialect))
+
+    async def test_a_response_that_failed_is_an_answer(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
+        server.on("/responses", answer({"status": "failed", "error": {"message": "boom"}, "output": []}))
+        chunks = await chunks_of(runner, make_task({"model": "mine"}, dialect="openai.responses"))
+        assert chunks[0].raw is not None
 
     async def test_unknown_fields_go_on_byte_for_byte(self, server: FakeUpstream, runner: UpstreamRunner) -> None:
         server.on("/chat/completions", answer({"choices": [1]}))
@@ -121,7 +149,7 @@ class TestRequests:
         """Fields are removed, and defaults added where the client has none; the Responses API has other fields."""
         runner = runner_of(server, options=UpstreamOptions(strip=frozenset({"priority"}), defaults={"top_k": 4}))
         for path in ("/chat/completions", "/responses"):
-            server.on(path, answer({"choices": [1]}))
+            server.on(path, answer({"choices": [1], "output": []}))
         await chunks_of(runner, make_task({"model": "mine", "priority": 1, "seed": 2}))
         assert server.requests[0].json == {"model": "up/model", "seed": 2, "top_k": 4}
         await chunks_of(runner, make_task({"model": "mine", "priority": 1}, dialect="openai.responses"))

@@ -96,7 +96,7 @@ class TestEnds:
     @pytest.mark.parametrize(
         ("dialect", "plain", "end"),
         [
-            (CHAT, event({"choices": []}), DONE),
+            (CHAT, event({"choices": [{"delta": {}}]}), DONE),
             (RESPONSES, typed_event("response.output_text.delta"), b"event: done\n" + DONE),
         ],
     )
@@ -119,6 +119,25 @@ class TestEnds:
 
 
 class TestErrors:
+    @pytest.mark.parametrize(
+        ("dialect", "events", "message"),
+        [
+            (CHAT, [DONE], "no choices"),
+            (CHAT, [DONE, delta()], "no choices"),
+            (CHAT, [event({"choices": []}), DONE], "no choices"),
+            (RESPONSES, [DONE], "no output"),
+            (RESPONSES, [b"event: done\n" + DONE], "no output"),
+        ],
+    )
+    @pytest.mark.parametrize("together", [True, False])
+    def test_an_end_without_an_answer(self, dialect: str, events: list[bytes], message: str, together: bool) -> None:
+        """The error comes in place of the end, and first of all if nothing precedes that."""
+        chunks, error = passed([events] if together else [[each] for each in events], dialect)
+        assert isinstance(error, UpstreamRefused)
+        assert (error.status, message in error.message) == (502, True)
+        before = [each for each in events[:-1] if not events[0].endswith(DONE)]
+        assert passed_on(chunks) == b"".join(before)
+
     @pytest.mark.parametrize(
         ("dialect", "end", "message"),
         [
@@ -165,9 +184,9 @@ class TestErrors:
         ],
     )
     def test_that_are_none(self, data: bytes) -> None:
-        chunks, error = passed([[data, DONE]])
+        chunks, error = passed([[delta(), data, DONE]])
         assert error is None
-        assert passed_on(chunks) == data.replace(b"up/model", b"mine") + DONE
+        assert passed_on(chunks) == (delta() + data).replace(b"up/model", b"mine") + DONE
 
 
 TEXTS = [
@@ -221,6 +240,7 @@ def streams(draw: st.DrawFn) -> Made:
         sent += draw(st.sampled_from([b"", b"", b"", *NO_DATA])) + one
     end = draw(st.sampled_from([b"", DONE, DONE, b"data:[DONE]\n\n", b"event: x\n" + DONE, *ERRORS]))
     failed = end in ERRORS
+    failed = failed or bool(end and not events)
     error = UpstreamRefused if failed else None if end or is_finished else TransportFailed
     expected = b"".join(events if failed else [*events, end])
     beyond = draw(st.sampled_from([b"", delta("late"), event({"choices": []})])) if end else b""
