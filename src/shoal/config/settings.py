@@ -403,7 +403,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str | None, _generation("File with the chat template (Jinja) to use instead of the model's own.", path=True)
     ] = None
     tool_call_parser: Annotated[
-        Literal["auto", "none", "hermes", "llama3", "mistral", "pythonic"],
+        Literal["auto", "none", "hermes", "llama3", "mistral", "pythonic", "deepseek", "phi4", "gemma"],
         _generation(
             "Format of a model's tool calls; auto detects it from the chat template, none leaves them in the text."
         ),

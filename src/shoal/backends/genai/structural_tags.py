@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from shoal.backends.genai.compact_schema import OBJECT, write_grammar
-from shoal.backends.genai.grammar_spelling import check_literal
+from shoal.backends.genai.grammar_spelling import check_literal, write_choice
 from shoal.errors import InvalidValue
 
 _LITERALS = ("begin", "end", "value", "triggers", "separator", "excludes")
@@ -17,7 +17,7 @@ def write_tags(text: str, *, any_arguments: bool = False) -> str:
     literals that the library encodes wrongly. Invalid JSON is returned unchanged; the library rejects it.
 
     `any_arguments`: a schema without a grammar that is the content of a tag, as those of tools are, becomes any
-    object."""
+    object; one of a single argument that is no object, any value."""
     try:
         return json.dumps(_rewrite(json.loads(text), any_arguments), ensure_ascii=False)
     except (ValueError, RecursionError):
@@ -31,6 +31,9 @@ def _rewrite(node: Any, any_arguments: bool) -> Any:
         return node
     if node.get("type") == "json_schema" and "json_schema" in node:
         return {"type": "grammar", "grammar": write_grammar(json.dumps(node["json_schema"]))}
+    texts = node.get("values")
+    if node.get("type") == "choice" and isinstance(texts, list):  # Shoal's own, since an `or` misreads common prefixes
+        return {"type": "grammar", "grammar": f"root ::= {write_choice([str(text) for text in texts])}"}
     if node.get("type") == "qwen_xml_parameter":
         raise InvalidValue(
             "'qwen_xml_parameter' tags are not supported, because they allow any whitespace: use 'json_schema'",
@@ -47,5 +50,6 @@ def _rewrite(node: Any, any_arguments: bool) -> Any:
         except InvalidValue:
             if not (any_arguments and key == "content" and value.get("type") == "json_schema"):
                 raise
-            made[key] = {"type": "grammar", "grammar": OBJECT}
+            is_object = value["json_schema"].get("type", "object") == "object"
+            made[key] = {"type": "grammar", "grammar": OBJECT if is_object else write_grammar("{}")}
     return made

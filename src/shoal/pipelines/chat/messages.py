@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from shoal.pipelines.chat.tools.phi4 import CLOSE, OPEN
 from shoal.types import Message, Tool, ToolCall
 
 
@@ -15,7 +16,7 @@ class Form:
     """The message form a template expects. `parts`: whether it reads content parts "never", "also", or "only". `empty`:
     the content of a turn that only calls tools. `json_arguments`: a call's arguments are JSON text, not an object.
     `developer`, `function`: it knows these roles. `later_instructions`: it shows those behind the first
-    message."""
+    message. `tools_in_system`: it shows tools as a text of the system message, and calls as text only."""
 
     parts: Literal["never", "also", "only"] = "never"
     empty: str | None = ""
@@ -23,6 +24,7 @@ class Form:
     developer: bool = False
     function: bool = False
     later_instructions: bool = False
+    tools_in_system: bool = False
 
 
 def text_of(message: Message) -> str | None:
@@ -32,13 +34,18 @@ def text_of(message: Message) -> str | None:
     return message.content
 
 
-def as_dicts(messages: Sequence[Message], form: Form) -> list[dict[str, Any]]:
-    """Convert messages to dicts. A tool result gets the name of the called function if only the call has it."""
+def as_dicts(messages: Sequence[Message], form: Form, tools: Sequence[Tool] = ()) -> list[dict[str, Any]]:
+    """Convert messages to dicts. A tool result gets the name of the called function if only the call has it. `tools`
+    are for templates that show them in the system message."""
     names: dict[str, str] = {}
     made: list[dict[str, Any]] = []
     for message in messages:
         names |= {call.id: call.name for call in message.tool_calls}
         made.append(_as_dict(message, form, names))
+    if tools and form.tools_in_system:
+        if not made or made[0]["role"] != "system":
+            made.insert(0, {"role": "system", "content": ""})
+        made[0]["tools"] = json.dumps([_function(tool) for tool in tools], ensure_ascii=False)
     return made
 
 
@@ -51,7 +58,12 @@ def _as_dict(message: Message, form: Form, names: Mapping[str, str]) -> dict[str
     if name is not None:
         made["name"] = name
     if message.tool_calls:
-        made["tool_calls"] = [_call(call, form) for call in message.tool_calls]
+        calls = [_call(call, form) for call in message.tool_calls]
+        if form.tools_in_system:
+            text = json.dumps([call["function"] for call in calls], ensure_ascii=False)
+            made["content"] = f"{text_of(message) or ''}{OPEN}{text}{CLOSE}"
+        else:
+            made["tool_calls"] = calls
     if message.reasoning is not None:
         made["reasoning_content"] = message.reasoning
     return made

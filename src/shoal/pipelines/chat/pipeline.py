@@ -18,9 +18,15 @@ from shoal.pipelines.chat.reasoning import CLOSE, OPEN
 from shoal.pipelines.chat.required_tools import call_schema, check_depth, select_tools
 from shoal.pipelines.chat.segments import AnswerFormat
 from shoal.pipelines.chat.template import ChatTemplate
-from shoal.pipelines.chat.tool_tags import calls_or_answer, can_tag, marked_calls, required_calls
+from shoal.pipelines.chat.tool_tags import (
+    CallSpelling,
+    calls_or_answer,
+    can_tag,
+    find_spelling,
+    marked_calls,
+    required_calls,
+)
 from shoal.pipelines.chat.tools import ParserKind, marks, tool_parser
-from shoal.pipelines.chat.tools.qwen import FUNCTION
 from shoal.pipelines.chat.tools.result_collector import call_id, short_call_id
 from shoal.pipelines.chat.turns import drop_turns, split_turns
 from shoal.pipelines.chat.vocabulary import Vocabulary, check_letters
@@ -140,20 +146,20 @@ class TextChatPipeline:
             return self._calls_or_answer_guide(task, task.sampling.guide, tags=tags)
         if self.tool_parser is None:
             return None
-        tools = select_tools(task)
-        tags = tags and can_tag(tools)
         if task.tool_choice == "auto":
             return self._marked_calls_guide(task) if tags else None
+        tools = select_tools(task)
         key = "parameters" if self.tool_parser == "llama3" else "arguments"
-        if tags and task.tool_choice == "required" and task.parallel_tool_calls:
+        if tags and can_tag(tools) and task.tool_choice == "required" and task.parallel_tool_calls:
             return Guide(kind="structural_tag", value=required_calls(tools, key), field="tools")
         return Guide(kind="json_schema", value=call_schema(tools, key), field="tools")
 
     def _marked_calls_guide(self, task: Generate) -> Guide | None:
-        """Return an optional guide, None for formats other than Hermes's objects."""
-        if not self._marks_calls:
+        """Return an optional guide, None for formats without a single spelling."""
+        spelling = self._find_spelling(task)
+        if spelling is None:
             return None
-        value = marked_calls(task.tools, parallel=task.parallel_tool_calls)
+        value = marked_calls(spelling, task.tools, parallel=task.parallel_tool_calls)
         return Guide(kind="structural_tag", value=value, field="tools", optional=True)
 
     def _calls_or_answer_guide(self, task: Generate, requested: Guide, *, tags: bool) -> Guide | None:
@@ -161,22 +167,21 @@ class TextChatPipeline:
         calls included."""
         if requested.kind not in ("json_object", "json_schema"):
             return None
-        if not (tags and self._marks_calls and can_tag(task.tools)):
+        spelling = self._find_spelling(task) if tags else None
+        if spelling is None:
             raise Unsupported(
                 f"this model cannot choose between a tool call and an answer that matches {requested.field!r}: omit"
                 f" 'tools' (or send tool_choice 'none'), or omit {requested.field!r}",
                 param=requested.field,
             )
         schema = json.loads(requested.value or '{"type": "object"}')
-        value = calls_or_answer(task.tools, schema, parallel=task.parallel_tool_calls)
+        value = calls_or_answer(spelling, task.tools, schema, parallel=task.parallel_tool_calls)
         return structs.replace(requested, kind="calls_or_answer", value=value)
 
-    @property
-    def _marks_calls(self) -> bool:
-        """Whether calls are Hermes's marked objects: of the formats of calls within text, only these have one
-        spelling."""
-        template = self.tools_template
-        return self.tool_parser == "hermes" and template is not None and FUNCTION not in template.source
+    def _find_spelling(self, task: Generate) -> CallSpelling | None:
+        """Return the spelling of the model's calls; None if there is no single one, or it cannot be in tags."""
+        spelling = find_spelling(self.tool_parser, self.tools_template.source if self.tools_template else "")
+        return spelling if spelling and spelling.can_tag(task.tools) else None
 
     def to_backend_sampling(self, task: Generate, sampling: Sampling) -> Sampling:
         """Adapt the sampling for the backend. A backend also stops at a stop text inside a call or reasoning, so it
@@ -192,7 +197,7 @@ class TextChatPipeline:
     def reads_special(self, task: Generate) -> bool:
         """Whether a backend that returns text must leave special tokens in it, since they mark calls and reasoning."""
         if self.vocabulary is None:
-            return self._parses_calls(task) and self.tool_parser in ("mistral", "llama3", "pythonic")
+            return self._parses_calls(task) and self.tool_parser != "hermes"
         return bool(self._visible_special_ids(task))
 
     def _vocabulary_for(self, ids: Sequence[int]) -> Vocabulary:

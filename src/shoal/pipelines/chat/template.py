@@ -50,9 +50,9 @@ class ChatTemplate:
         except (TemplateError, SyntaxError, RecursionError) as error:  # the last two: nested too deeply
             raise ConfigError(f"the chat template is not valid Jinja: {error}") from error
         names = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "load"}
-        self.mentions_tools = "tools" in names
         self.parser: ParserKind | None = detect(source)
-        self.form = self._probe()
+        self.form = self._probe("tools" not in names)
+        self.mentions_tools = "tools" in names or self.form.tools_in_system
 
     def render(
         self,
@@ -80,7 +80,7 @@ class ChatTemplate:
             conversation[-1:] = [_append_mark(message) for message in conversation[-1:]]
         context = self._variables(tools, add_generation_prompt and not continue_final, variables)
         try:
-            text = jinja.render(self._template, {**context, "messages": as_dicts(conversation, self.form)})
+            text = jinja.render(self._template, {**context, "messages": as_dicts(conversation, self.form, tools)})
         except TemplateError as error:
             words = error.message or type(error).__name__
             raise InvalidValue(
@@ -97,13 +97,17 @@ class ChatTemplate:
         variables: dict[str, Any] = {"documents": None, **self._special, **(more or {})}
         return variables | {"tools": tools_as_dicts(tools), "add_generation_prompt": prompt}
 
-    def _probe(self) -> Form:
+    def _probe(self, without_tools: bool) -> Form:
         form = Form(developer="developer" in self.source, function=_compares(self.source, "function"))
         whole = self._try_render([Message(role="user", content=_PROBE)], form)
         parted = replace(form, parts="only")
         parts = self._try_render([Message(role="user", content=[Part(text=_PROBE)])], parted)
         if parts is not None and _PROBE in parts and "'text'" not in parts and '"text"' not in parts:
             form = replace(form, parts="also") if whole is not None and _PROBE in whole else parted
+        if without_tools and self.parser == "phi4":
+            inner = replace(form, tools_in_system=True)
+            shown = self._try_render([Message(role="user", content=_PROBE)], inner, [_TOOL])
+            form = inner if shown and f'"{_TOOL.name}"' in shown else form
         form = self._probe_calls(form)
         return replace(form, later_instructions=all(self._shows_later(role, form) for role in INSTRUCTIONS))
 
@@ -145,7 +149,7 @@ class ChatTemplate:
 
     def _try_render(self, messages: Sequence[Message], form: Form, tools: Sequence[Tool] = ()) -> str | None:
         try:
-            context = {**self._variables(tools, True, None), "messages": as_dicts(messages, form)}
+            context = {**self._variables(tools, True, None), "messages": as_dicts(messages, form, tools)}
             return jinja.render(self._template, context)
         except bounds.BudgetExceeded as error:
             raise ConfigError(

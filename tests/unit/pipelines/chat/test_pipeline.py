@@ -218,13 +218,20 @@ class TestTools:
             assert f'"{key}' in guide.value.replace("\\", "")
 
     def test_optional_guides(self) -> None:
-        """Calls of objects in `<tool_call>` are kept valid; other formats have no single spelling."""
+        """Calls are kept valid, except those of formats without a single spelling."""
         guide = pipeline(QWEN).tools_guide(chat(tools=[WEATHER]), tags=True)
         assert guide is not None
         assert (guide.kind, guide.field, guide.optional) == ("structural_tag", "tools", True)
         assert pipeline(QWEN).tools_guide(chat(tools=[WEATHER], tool_choice="none"), tags=True) is None
-        for source in (LLAMA3, MISTRAL, QWEN + "{# <function= #}"):
-            assert pipeline(source).tools_guide(chat(tools=[WEATHER]), tags=True) is None
+        for source, trigger in (
+            (LLAMA3, '{"name": "get_weather"'),
+            (MISTRAL, "[TOOL_CALLS]"),
+            (QWEN + "{# <function= #}", "<tool_call>"),
+        ):
+            guide = pipeline(source).tools_guide(chat(tools=[WEATHER]), tags=True)
+            assert guide is not None
+            assert json.loads(guide.value)["format"]["triggers"] == [trigger]
+        assert pipeline(QWEN, tool_parser="pythonic").tools_guide(chat(tools=[WEATHER]), tags=True) is None
 
     @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
     def test_calls_beside_a_requested_form(self, kind: Literal["json_object", "json_schema"]) -> None:
@@ -260,7 +267,7 @@ class TestTools:
         form = Sampling(guide=Guide(kind="json_object"))
         choice = Sampling(guide=Guide(kind="choice", value='["a"]', field="guided_choice"))
         for source, sampling, tools, tags in (
-            (LLAMA3, form, [WEATHER], True),
+            (LLAMA3, form, [WEATHER], False),
             (QWEN, form, [WEATHER], False),
             (QWEN, form, [Tool(name="gr\xf6\xdfe")], True),
         ):

@@ -17,6 +17,14 @@ from shoal.types import Message, Part, Tool, ToolCall
 from tests.fixtures.chat_templates import DEEPSEEK, FAMILIES, GEMMA, LLAMA3, MISTRAL, PARTS, QWEN
 from tests.fixtures.tiny_llama import CHATML
 
+PHI4 = """{%- for message in messages %}
+    {{- '<|' + message['role'] + '|>' + message['content'] }}
+    {%- if message['role'] == 'system' and 'tools' in message %}
+        {{- '<|tool|>' + message['tools'] + '<|/tool|>' }}
+    {%- endif %}
+    {{- '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 WEATHER = Tool(
     name="get_weather",
@@ -113,6 +121,19 @@ def test_calls_and_their_results(source: str, call: str) -> None:
     assert call in text
     assert "21 degrees" in text
     assert "None" not in text
+
+
+def test_tools_within_the_system_message() -> None:
+    """Phi-4-mini's template shows tools and calls only as texts of messages."""
+    for text in (rendered(PHI4, HI, tools=[WEATHER]), rendered(PHI4, *CALLED, tools=[WEATHER])):
+        assert text.startswith('<|system|><|tool|>[{"name": "get_weather", "description": "The wéather <now> & here"')
+    assert '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Köln"}}]<|/tool_call|><|end|>' in text
+    assert rendered(PHI4, Message(role="system", content="Be brief."), HI, tools=[WEATHER]).startswith(
+        "<|system|>Be brief.<|tool|>["
+    )
+    assert rendered(PHI4, HI) == f"<|user|>{HI.content}<|end|><|assistant|>"
+    assert template(PHI4).mentions_tools
+    assert template(PHI4).parser == "phi4"
 
 
 def test_template_features_are_detected() -> None:

@@ -11,9 +11,12 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, TypeAlias
 
+from shoal.pipelines.chat.tools.deepseek import DeepSeekParser
+from shoal.pipelines.chat.tools.gemma import GemmaParser
 from shoal.pipelines.chat.tools.hermes import HermesParser
 from shoal.pipelines.chat.tools.llama3 import Llama3Parser
 from shoal.pipelines.chat.tools.mistral import MistralParser
+from shoal.pipelines.chat.tools.phi4 import Phi4Parser
 from shoal.pipelines.chat.tools.pythonic import PythonicParser
 from shoal.pipelines.chat.tools.reader import Reader
 from shoal.pipelines.chat.tools.result_collector import DeltaCollector, call_id, short_call_id
@@ -21,7 +24,7 @@ from shoal.types import Tool, ToolDelta
 
 __all__ = ["ParserKind", "ToolParser", "detect", "marks", "tool_parser"]
 
-ParserKind: TypeAlias = Literal["hermes", "llama3", "mistral", "pythonic"]
+ParserKind: TypeAlias = Literal["hermes", "llama3", "mistral", "pythonic", "deepseek", "phi4", "gemma"]
 
 
 class ToolParser(Protocol):
@@ -60,7 +63,18 @@ _PARSERS: dict[ParserKind, type[Reader]] = {
     "llama3": Llama3Parser,
     "mistral": MistralParser,
     "pythonic": PythonicParser,
+    "deepseek": DeepSeekParser,
+    "phi4": Phi4Parser,
+    "gemma": GemmaParser,
 }
+
+_SHOWN: dict[ParserKind, tuple[str, ...]] = {
+    "mistral": ("[TOOL_CALLS]",),
+    "deepseek": ("<\uff5ctool\u2581calls\u2581begin\uff5c>",),
+    "gemma": ("<start_function_call>", "<|tool_call>"),
+    "phi4": ("<|tool_call|>", "<|tool|>", "functools["),
+}
+"""Texts that only templates of one format have."""
 
 _FOREIGN = ("<arg_key>", "<steptml:")
 """Markers of GLM's and Step's own formats inside `<tool_call>`."""
@@ -71,8 +85,9 @@ _LLAMA_JSON = re.compile(r"""\{\\?"name\\?": function name, \\?"parameters""")
 
 def detect(template: str) -> ParserKind | None:
     """Return the parser for a model with this chat template; None if it shows no known format."""
-    if "[TOOL_CALLS]" in template:
-        return "mistral"
+    for kind, found in _SHOWN.items():
+        if any(mark in template for mark in found):
+            return kind
     if "<tool_call>" in template:
         return None if any(mark in template for mark in _FOREIGN) else "hermes"
     if _PYTHON_CALL.search(template) or "<|tool_call_start|>" in template:

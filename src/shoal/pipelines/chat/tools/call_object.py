@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
-from shoal.pipelines.chat.tools.reader import BLANK_RUN
+from shoal.pipelines.chat.tools.reader import BLANK_RUN, SEPARATORS, CallReader, begins
 from shoal.pipelines.chat.tools.result_collector import DeltaCollector
+from shoal.types import Tool
 
 MAX_NAME = 256
 
@@ -217,6 +218,82 @@ class CallObject:
     def _begin_call(self) -> None:
         self._out.begin(self._name)
         self.sent = True
+
+
+class ObjectListReader(CallReader):
+    """A reader of formats with an array of call objects, or one object, after each marker.
+
+    `_closes`: markers that may end the calls of one marker.
+    """
+
+    _closes: tuple[str, ...] = ()
+
+    def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
+        super().__init__(out, tools)
+        self._array = False
+        self._has_call = False
+
+    def _between_calls(self) -> bool:
+        return self._step == self._read_closing or (self._has_call and self._step == self._next)
+
+    def _read_opening(self, text: str, at: int) -> int | None:
+        after = self._skip(text, at)
+        if after > at:
+            return after
+        self._array = text[at] == "["
+        self._has_call = False
+        if self._array:
+            self._out.hold_back("[")
+            self._step = self._next
+            return at + 1
+        if text[at] == "{":
+            self._begin_call(CallObject(self._out))
+            return at
+        return self._read_other(text, at)
+
+    def _read_other(self, text: str, at: int) -> int | None:
+        """The step after a marker that neither an array nor an object follows."""
+        self._give_back()
+        return at
+
+    def _next(self, text: str, at: int) -> int | None:
+        """Read the next object of an array, or its end. An array without calls is content."""
+        after = self._skip(text, at, SEPARATORS)
+        if after > at:
+            return after
+        if text[at] == "{":
+            self._begin_call(CallObject(self._out))
+            return at
+        if text[at] == "]" and self._has_call:
+            self._out.drop()
+            self._end_list()
+            return at + 1
+        self._give_back()
+        return at
+
+    def _end_call(self) -> None:
+        self._has_call = True
+        if self._array:
+            self._step = self._next
+        else:
+            self._end_list()
+
+    def _end_list(self) -> None:
+        self._step = self._read_closing if self._closes else self._content
+
+    def _read_closing(self, text: str, at: int) -> int | None:
+        after = self._skip(text, at)
+        if after > at:
+            return after
+        mark = begins(text, at, self._closes)
+        if mark is None:
+            return None
+        if mark:
+            self._out.drop()
+            self._step = self._content
+            return at + len(mark)
+        self._give_back()
+        return at
 
 
 def _decode_string(text: str) -> str | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.pipelines.chat.tools.call_object import MAX_NAME, CallObject, Extent
-from shoal.pipelines.chat.tools.reader import SEPARATORS, WORD, CallReader, begins
+from shoal.pipelines.chat.tools.call_object import MAX_NAME, Extent, ObjectListReader
+from shoal.pipelines.chat.tools.reader import WORD, begins
 from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 from shoal.types import Tool
 
@@ -18,7 +18,7 @@ ARGS = "[ARGS]"
 CALL_ID = "[CALL_ID]"
 
 
-class MistralParser(CallReader):
+class MistralParser(ObjectListReader):
     """Parses an array of objects, one object, or a name with arguments after each marker. Ignores the model's call ids,
     since only Shoal's own are known to be unique."""
 
@@ -28,48 +28,12 @@ class MistralParser(CallReader):
     def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
         super().__init__(out, tools)
         self._extent = Extent()
-        self._array = False
-        self._has_call = False
         self._name: list[str] = []
 
-    def _between_calls(self) -> bool:
-        return self._has_call and self._step == self._next
-
-    def _read_opening(self, text: str, at: int) -> int | None:
-        after = self._skip(text, at)
-        if after > at:
-            return after
-        self._array = text[at] == "["
-        self._has_call = False
-        if self._array:
-            self._out.hold_back("[")
-            self._step = self._next
-            return at + 1
-        if text[at] == "{":
-            self._begin_call(CallObject(self._out))
-            return at
+    def _read_other(self, text: str, at: int) -> int | None:
         self._name = []
         self._step = self._read_name
         return at
-
-    def _next(self, text: str, at: int) -> int | None:
-        """Read the next object of an array, or its end. An array without calls is content."""
-        after = self._skip(text, at, SEPARATORS)
-        if after > at:
-            return after
-        if text[at] == "{":
-            self._begin_call(CallObject(self._out))
-            return at
-        if text[at] == "]" and self._has_call:
-            self._out.drop()
-            self._step = self._content
-            return at + 1
-        self._give_back()
-        return at
-
-    def _end_call(self) -> None:
-        self._has_call = True
-        self._step = self._next if self._array else self._content
 
     def _read_name(self, text: str, at: int) -> int | None:
         after = self._skip(text, at, WORD)

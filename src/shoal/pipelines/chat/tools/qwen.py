@@ -20,11 +20,14 @@ from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 from shoal.types import Tool
 
 FUNCTION = "<function="
-_PARAMETER = "<parameter="
-_END_PARAMETER = "</parameter>"
-_END_FUNCTION = "</function>"
+PARAMETER = "<parameter="
+END_PARAMETER = "</parameter>"
+END_FUNCTION = "</function>"
 _END_CALL = "</tool_call>"
-_BETWEEN = (_PARAMETER, _END_FUNCTION, _END_CALL)
+_BETWEEN = (PARAMETER, END_FUNCTION, _END_CALL)
+
+MAX_REFERENCES = 8
+"""Maximum references from one to the next: they may form a circle."""
 
 _NAME_RUN = re.compile(r"[^<>\r\n]*")
 _WORDS = {"True": "true", "False": "false", "None": "null"}
@@ -83,7 +86,7 @@ class TaggedCall:
         mark = begins(text, at, _BETWEEN)
         if mark is None:
             return None
-        if mark == _PARAMETER:
+        if mark == PARAMETER:
             self._out.hold_back(mark)
             self._head = []
             return at + len(mark)
@@ -92,12 +95,12 @@ class TaggedCall:
             return at
         self._emit("{}" if not self.sent else "}")
         self.ended = True
-        return at + len(mark) if mark == _END_FUNCTION else at
+        return at + len(mark) if mark == END_FUNCTION else at
 
     def _read_value(self, value: list[str], text: str, at: int) -> int | None:
-        end = text.find(_END_PARAMETER, at)
+        end = text.find(END_PARAMETER, at)
         if end < 0:
-            after = len(text) - overlap(text, at, (_END_PARAMETER,))
+            after = len(text) - overlap(text, at, (END_PARAMETER,))
             value.append(text[at:after])
             self._out.hold_back(text[at:after])
             return after if after > at else None
@@ -105,7 +108,7 @@ class TaggedCall:
         json_text = self._to_json_value("".join(value))
         self._emit(f"{', ' if self.sent else '{'}{_quote_json(self._key)}: {json_text}")
         self._value = None
-        return end + len(_END_PARAMETER)
+        return end + len(END_PARAMETER)
 
     def _emit(self, fragment: str) -> None:
         if not self.sent:
@@ -118,8 +121,7 @@ class TaggedCall:
         """Convert a value to JSON as its schema requires. Line ends next to the tags are not part of it."""
         text = text.removeprefix("\r").removeprefix("\n").removesuffix("\n").removesuffix("\r")
         tool = self._tools.get(self._name)
-        properties = tool.parameters.get("properties") if tool else None
-        types = _types(properties.get(self._key)) if isinstance(properties, dict) else set()
+        types = argument_types(tool.parameters, self._key) if tool else set()
         bare = text.strip()
         if bare in ("null", "None") and "null" in types:
             return "null"
@@ -133,10 +135,15 @@ class TaggedCall:
         return _quote_json(text)
 
 
-def _types(schema: Any) -> set[str]:
-    """Return the JSON types that a schema allows; empty if it does not say."""
-    if not isinstance(schema, dict):
-        return set()
+def argument_types(schema: dict[str, Any], key: str) -> set[str]:
+    """Return the JSON types that a tool's schema allows for an argument; empty if it does not say."""
+    properties = schema.get("properties")
+    return json_types(schema, properties.get(key)) if isinstance(properties, dict) else set()
+
+
+def json_types(root: dict[str, Any], part: Any) -> set[str]:
+    """Return the JSON types that a part of a schema allows; empty if it does not say."""
+    schema = resolve(root, part)
     kind = schema.get("type")
     if isinstance(kind, str):
         return {kind}
@@ -145,7 +152,22 @@ def _types(schema: Any) -> set[str]:
     choices = schema.get("anyOf") or schema.get("oneOf")
     if not isinstance(choices, list):
         return set()
-    return {one["type"] for one in choices if isinstance(one, dict) and isinstance(one.get("type"), str)}
+    kinds = [resolve(root, one).get("type") for one in choices]
+    return {one for one in kinds if isinstance(one, str)}
+
+
+def resolve(root: dict[str, Any], part: Any) -> dict[str, Any]:
+    """Return a part of a schema, or what it refers to; empty if that is no schema."""
+    for _ in range(MAX_REFERENCES):
+        if not isinstance(part, dict):
+            return {}
+        place = part.get("$ref")
+        if not isinstance(place, str) or not place.startswith("#/"):
+            return part
+        part = root
+        for name in place[2:].split("/"):
+            part = part.get(name) if isinstance(part, dict) else None
+    return {}
 
 
 def _quote_json(text: str) -> str:

@@ -204,6 +204,8 @@ def tagged(body: str, name: str = "get_weather") -> str:
         ("unit", "\nc\n", "c"),
         ("place", '\n{"lat": [1.5]}\n', {"lat": [1.5]}),
         ("place", "\nnull\n", None),
+        ("count", "\n5\n", 5),
+        ("circle", "\n5\n", "5"),
         ("loose", "\n5\n", "5"),
         ("unheard of", "\n5\n", "5"),
     ],

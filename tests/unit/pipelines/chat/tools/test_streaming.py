@@ -33,6 +33,22 @@ MARKUP = [
     "[TOOL_CALLS]",
     "[ARGS]",
     "[CALL_ID]",
+    "<|tool_call|>",
+    "<|/tool_call|>",
+    "functools",
+    "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+    "<\uff5ctool\u2581calls\u2581end\uff5c>",
+    "<\uff5ctool\u2581call\u2581begin\uff5c>",
+    "<\uff5ctool\u2581call\u2581end\uff5c>",
+    "<\uff5ctool\u2581sep\uff5c>",
+    "```json",
+    "<start_function_call>",
+    "<end_function_call>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "call:other{",
+    "<escape>",
+    '<|"|>',
     '{"name": "other", "arguments": {"a": "\\"}"}}',
     '{"name": "other", "arguments": {',
     '{"parameters": {}, "name": "get_weather"}',
@@ -85,8 +101,35 @@ def written(kind: ParserKind, form: int, arguments: dict[str, Any], random_inden
     if kind == "mistral":
         forms = [f"[TOOL_CALLS] [{call}]", f"[TOOL_CALLS]other[ARGS]{text}", f"[TOOL_CALLS]other{text}"]
         return forms[form % 3], text
+    if kind == "phi4":
+        forms = [f"<|tool_call|>[{call}]<|/tool_call|>", f"<|tool_call|>{call}<|/tool_call|>", f"functools[{call}]"]
+        return forms[form % 3], text
+    if kind == "deepseek":
+        inner = [
+            f"other<\uff5ctool\u2581sep\uff5c>{text}",
+            f"function<\uff5ctool\u2581sep\uff5c>other\n```json\n{text}\n```",
+        ][form % 2]
+        call = f"<\uff5ctool\u2581call\u2581begin\uff5c>{inner}<\uff5ctool\u2581call\u2581end\uff5c>"
+        return f"<\uff5ctool\u2581calls\u2581begin\uff5c>{call}<\uff5ctool\u2581calls\u2581end\uff5c>", text
+    if kind == "gemma":
+        opened, quote, closed = [
+            ("<start_function_call>", "<escape>", "<end_function_call>"),
+            ("<|tool_call>", '<|"|>', "<tool_call|>"),
+        ][form % 2]
+        members = ",".join(f"{name}:{as_gemma(value, quote)}" for name, value in arguments.items())
+        return f"{opened}call:other{{{members}}}{closed}", text
     call = f"other({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
     return f"<|python_start|>[{call}]<|python_end|>", text
+
+
+def as_gemma(value: Any, quote: str) -> str:
+    if isinstance(value, str):
+        return f"{quote}{value}{quote}"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{quote}{key}{quote}:{as_gemma(each, quote)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(as_gemma(each, quote) for each in value) + "]"
+    return json.dumps(value)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,7 +155,7 @@ def test_calls_come_through(
     parsed = parse(kind, data.draw(cuts(text)))
     assert [name for name, _ in parsed.calls] == ["other"] * len(calls)
     assert [json.loads(arguments) for _, arguments in parsed.calls] == calls
-    if kind != "pythonic":
+    if kind not in ("pythonic", "gemma"):
         assert [arguments for _, arguments in parsed.calls] == [expected for _, expected in pairs]
     assert re.sub(r"\s+", "", parsed.content) == re.sub(r"\s+", "", before + after)
 
@@ -145,6 +188,15 @@ HOSTILE = [
     ("pythonic", "[other(a=" + "-" * 100_000 + "1)]", 0),
     ("pythonic", "[other(a='" + "x" * 100_000, 0),
     ("pythonic", "[other(a=" + "9" * 100_000 + ")]", 1),
+    ("phi4", "<|tool_call|>" * 10_000, 0),
+    ("phi4", "functools" + "[" * 100_000, 0),
+    ("deepseek", "<\uff5ctool\u2581call\u2581begin\uff5c>" * 10_000, 0),
+    ("deepseek", "<\uff5ctool\u2581call\u2581begin\uff5c>f<\uff5ctool\u2581sep\uff5c>" + "{" * 100_000, 1),
+    ("deepseek", "<\uff5ctool\u2581call\u2581begin\uff5c>f<\uff5ctool\u2581sep\uff5c>{}" + "```" * 10_000, 1),
+    ("gemma", "<|tool_call>call:f" + "{" * 100_000, 0),
+    ("gemma", "<|tool_call>call:f{" + "<escape>" * 10_001, 0),
+    ("gemma", "<|tool_call>call:f{a:" + "[" * 100_000 + "]" * 100_000 + "}", 0),
+    ("gemma", "<|tool_call>call:f{}" * 10_000, 10_000),
     ("pythonic", "[" + "other()," * 10_000 + "]", 10_000),
 ]
 
@@ -187,6 +239,11 @@ LONG: dict[str, Callable[[int], str]] = {
     "hermes, tagged": lambda n: "<tool_call><function=f><parameter=a>" + "x</par> " * n + "</parameter></function>",
     "llama3": lambda n: '<|python_tag|>{"name": "f", "parameters": {"a": [' + '{"b": 1}, ' * n + "]}}; ",
     "mistral": lambda n: "[TOOL_CALLS]f[ARGS]{" + '"a": [[]], ' * n + "} and so on",
+    "phi4": lambda n: '<|tool_call|>[{"name": "f", "arguments": {"a": [' + '{"b": 1}, ' * n + "]}}]<|/tool_call|>",
+    "deepseek": lambda n: (
+        "<\uff5ctool\u2581call\u2581begin\uff5c>f<\uff5ctool\u2581sep\uff5c>{" + '"a": [[]], ' * n + "} and so on"
+    ),
+    "gemma": lambda n: "<|tool_call>call:f{a:<escape>" + "x<esc{} " * n + "<escape>" + ",b:[1,2]" * n + "} and so on",
     "pythonic": lambda n: "[get_weather(city='" + "x(\\n) " * n + "')] and so on",
 }
 
@@ -242,6 +299,9 @@ def test_work_grows_with_the_length_and_not_faster(form: str, monkeypatch: pytes
         ("pythonic", "[other(a='", "x"),
         ("mistral", "[TOOL_CALLS]", "x"),
         ("llama3", "", " "),
+        ("phi4", "functools", " "),
+        ("deepseek", "<\uff5ctool\u2581call\u2581begin\uff5c>", "x"),
+        ("gemma", "<|tool_call>call:f{a:<escape>", "x"),
     ],
 )
 def test_text_undecided_for_too_long_is_content(kind: ParserKind, start: str, filler: str) -> None:

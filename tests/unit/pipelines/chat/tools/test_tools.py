@@ -38,7 +38,13 @@ LFM = "{{ '<|tool_call_start|>' }}"
         (PYTHONIC, "pythonic"),
         (LFM, "pythonic"),
         ("{{ messages[0]['content'](x) }} {{ [f(tools)] }}", None),
-        ("<\uff5ctool\u2581calls\u2581begin\uff5c>", None),
+        ("<\uff5ctool\u2581calls\u2581begin\uff5c>", "deepseek"),
+        ("{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}", "phi4"),
+        ("{{ '<|tool_call|>' + (tool_call['function'] | tojson) }}", "phi4"),
+        ("{{ 'formatted as functools[{...}]' }}", "phi4"),
+        ("{{ '<start_function_call>call:' + name }}", "gemma"),
+        ("{{ '<|tool_call>call:' + name + '{' }}", "gemma"),
+        ("<start_of_turn>user", None),
         ("<tool_calls>[", None),
     ],
 )
@@ -51,6 +57,9 @@ CALLS: dict[ParserKind, str] = {
     "llama3": '{"name": "f"}',
     "mistral": "[TOOL_CALLS]f{}",
     "pythonic": "[f()]",
+    "deepseek": "<\uff5ctool\u2581call\u2581begin\uff5c>f<\uff5ctool\u2581sep\uff5c>{}",
+    "phi4": '<|tool_call|>{"name": "f"}',
+    "gemma": "<|tool_call>call:f{}",
 }
 
 
@@ -61,6 +70,9 @@ CALLS: dict[ParserKind, str] = {
         ("llama3", r"call_[0-9a-f]{24}"),
         ("mistral", r"[A-Za-z0-9]{9}"),
         ("pythonic", r"call_[0-9a-f]{24}"),
+        ("deepseek", r"call_[0-9a-f]{24}"),
+        ("phi4", r"call_[0-9a-f]{24}"),
+        ("gemma", r"call_[0-9a-f]{24}"),
     ],
 )
 def test_ids_have_the_form_that_templates_want_back_and_differ(kind: ParserKind, form: str) -> None:
@@ -75,7 +87,7 @@ def test_ids_have_the_form_that_templates_want_back_and_differ(kind: ParserKind,
 def test_with_no_tools_only_marked_calls_are_calls() -> None:
     for kind in get_args(ParserKind):
         content, deltas = tool_parser(kind, []).push(CALLS[kind])
-        assert (content, bool(deltas)) == (("", True) if kind in ("hermes", "mistral") else (CALLS[kind], False))
+        assert (content, bool(deltas)) == (("", True) if kind not in ("llama3", "pythonic") else (CALLS[kind], False))
 
 
 @pytest.mark.parametrize("kind", get_args(ParserKind))
