@@ -20,6 +20,7 @@ RESERVED = frozenset({"sse", "load", "unload"})
 QUANTIZATION = re.compile(r"(?:ud-)?(?:i?q|tq)\d[a-z0-9_]{0,12}|b?f16|fp16|f32|mxfp4(?:_moe)?", re.IGNORECASE)
 """The quantizations in names of GGUF files: Q4_K_M, IQ4_XS, UD-Q4_K_XL, BF16."""
 
+_GGUF_PART = re.compile(r"(.+)-\d{5}-of-(00\d{3})\.gguf", re.DOTALL)
 _PART = re.compile(PART)
 _NAME = re.compile(NAME)
 
@@ -37,3 +38,17 @@ def quantized_name(repository: str, form: str) -> str:
 def is_name(text: str) -> bool:
     """Whether `text` is of the grammar; `RESERVED` is not looked at."""
     return _NAME.fullmatch(text) is not None
+
+
+def gguf_parts(name: str) -> list[str]:
+    """Return the names of all parts of the split model that a GGUF file belongs to; only its own if it is whole."""
+    found = _GGUF_PART.fullmatch(name)
+    if found is None:
+        return [name]
+    return [f"{found[1]}-{number:05}-of-{found[2]}.gguf" for number in range(1, int(found[2]) + 1)]
+
+
+def whole_gguf(name: str) -> str:
+    """Return the name of a split model's file if it were whole."""
+    found = _GGUF_PART.fullmatch(name)
+    return f"{found[1]}.gguf" if found else name

@@ -49,7 +49,8 @@ class GenerativeModel(NamedTuple):
 
 def find_graph(folder: Path) -> tuple[str, ...]:
     """Return the files with the graph of a language model in this folder; empty if there is none that can be run."""
-    return find_generative_graph({path.relative_to(folder).as_posix() for path in folder.glob("*") if path.is_file()})
+    files = (*folder.glob("*"), *folder.glob("*/*.gguf"))
+    return find_generative_graph({path.relative_to(folder).as_posix() for path in files if path.is_file()})
 
 
 def is_causal(folder: Path) -> bool:

@@ -10,12 +10,13 @@ import json
 import mmap
 import struct
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.errors import ModelFileError
+from shoal.names import gguf_parts
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -99,11 +100,54 @@ class Gguf:
 
 
 def read_gguf(path: Path) -> Gguf:
-    """Read the header and check that all tensors are present and of a supported kind.
+    """Read the header, of all parts if it is the first of a split model, and check that all tensors are present and of
+    a supported kind.
 
     Raises ModelFileError for a file that is not GGUF, is truncated, or contains something that OpenVINO GenAI does not
     run.
     """
+    made = _read_header(path)
+    if made.architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise made.refuse(
+            f"{_shorten(made.architecture)} is not supported as GGUF, only {known}: use a model with "
+            "openvino_model.xml",
+            "general.architecture",
+        )
+    count = _parts(made)
+    if count <= 1:
+        return made
+    names = gguf_parts(path.name)
+    if len(names) != count or path.name != names[0]:
+        raise made.refuse(
+            f"is one of {count} parts of a split model, which the engine finds by their names: name them "
+            f"NAME-00001-of-{count:05}.gguf and so on, or join them: `llama-gguf-split --merge FIRST-PART NAME.gguf`",
+            "split.count",
+        )
+    parts = [made]
+    for name in names[1:]:
+        if not path.with_name(name).is_file():
+            raise ModelFileError(f"is missing, a part of the same model as {path.name}: fetch it too", file=name)
+        parts.append(_read_header(path.with_name(name)))
+        if _parts(parts[-1]) != count:
+            raise parts[-1].refuse(f"must be {count}, as in {path.name}; fetch both again", "split.count")
+    return replace(
+        made,
+        parameters=sum(part.parameters for part in parts),
+        vocab_size=max(part.vocab_size for part in parts),
+        tensors=tuple(tensor for part in parts for tensor in part.tensors),
+    )
+
+
+def _parts(made: Gguf) -> int:
+    """Return the number of files of the model. Raises ModelFileError."""
+    parts = made.metadata.get("split.count", 0)
+    if isinstance(parts, bool) or not isinstance(parts, int):
+        raise made.refuse(f"must be a whole number, not {_shorten(parts)}; fetch it again", "split.count")
+    return parts
+
+
+def _read_header(path: Path) -> Gguf:
     with path.open("rb") as file:
         if not file.read(4) == b"GGUF":
             raise ModelFileError("is not a GGUF file; fetch the model again", file=path.name)
@@ -129,22 +173,7 @@ class _Reader:
         for _ in range(pairs):
             key = self._text()
             metadata[key] = self._value(self._scalar("I"))
-        made = Gguf(self._name, metadata, *self._tensors(tensors, metadata))
-        if made.architecture not in ARCHITECTURES:
-            known = ", ".join(ARCHITECTURES)
-            raise made.refuse(
-                f"{_shorten(made.architecture)} is not supported as GGUF, only {known}: use a model with "
-                f"openvino_model.xml",
-                "general.architecture",
-            )
-        parts = metadata.get("split.count", 0)
-        if isinstance(parts, bool) or not isinstance(parts, int):
-            raise made.refuse(f"must be a whole number, not {_shorten(parts)}; fetch it again", "split.count")
-        if parts > 1:
-            raise made.refuse(
-                "is one part of a split model: join the parts with `llama-gguf-split --merge`", "split.count"
-            )
-        return made
+        return Gguf(self._name, metadata, *self._tensors(tensors, metadata))
 
     def _tensors(self, count: int, metadata: dict[str, Any]) -> tuple[int, int, tuple[TensorInfo, ...]]:
         """Return (total weights, rows of the token table, tensors), after checking that all tensors are within the

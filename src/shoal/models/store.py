@@ -38,6 +38,7 @@ from shoal.errors import ModelFileError, SourceError
 from shoal.models.address import Address
 from shoal.models.manifest import NOTES, Manifest, check_files, read_manifest, write_manifest
 from shoal.models.progress import Stop
+from shoal.names import gguf_parts
 
 _NOTES = json_decoder(dict[str, Any])
 
@@ -72,7 +73,8 @@ class StoredModel:
     @property
     def size(self) -> int:
         """Bytes on disk, including a graph that is used in place."""
-        parts = () if self.graph.is_relative_to(self.path) else {self.graph, self.graph.with_suffix(".bin")}
+        names = {*gguf_parts(self.graph.name), self.graph.with_suffix(".bin").name}
+        parts = () if self.graph.is_relative_to(self.path) else map(self.graph.with_name, names)
         return self.manifest.size + sum(part.stat().st_size for part in parts if part.is_file())
 
     @property

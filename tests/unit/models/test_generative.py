@@ -13,6 +13,7 @@ from shoal.backends import parse_address
 from shoal.errors import ModelFileError, SourceError
 from shoal.models.address import Address
 from shoal.models.generative import check_ir, is_causal, prepare_generative
+from shoal.models.gguf import read_gguf
 from shoal.models.manifest import GenerationSpec, check_files, read_manifest
 from shoal.models.prepare import prepare
 from shoal.models.remote_text_models import tokenizer_folder
@@ -20,6 +21,7 @@ from shoal.models.sources import Access
 from shoal.models.sources.folder import resolve
 from shoal.models.sources.select import choose_files, find_generative_graph
 from shoal.models.store import Store, StoredModel
+from tests.fixtures import tiny_gguf
 
 if TYPE_CHECKING:
     from tests.unit.models.conftest import Hub
@@ -63,6 +65,13 @@ def stored(store: Store, folder: Path) -> StoredModel:
     return prepare(parse_address(f"file:{folder}"), store=store, engine=never)
 
 
+def split_tiny(folder: Path) -> list[str]:
+    """Write a tiny Llama in three parts, and return their names."""
+    model = tiny_gguf.model("llama")
+    model.metadata |= {key: value for key, value in read_gguf(GGUF).metadata.items() if key.startswith("tokenizer.")}
+    return [path.name for path in model.write_parts(folder, "tiny-q8_0", 3)]
+
+
 def never(graph: Path) -> Any:
     raise AssertionError("language models are not compared with a second path")
 
@@ -87,6 +96,23 @@ class TestChoice:
         names = ["m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-F16.gguf", "m-Q4_K_M-00001-of-00002.gguf"]
         assert find_generative_graph(names) == ("m-Q4_K_M.gguf",)
         assert find_generative_graph(["m.gguf", "m-00001-of-00002.gguf"]) == ("m.gguf",)
+
+    def test_parts_of_a_split_model(self) -> None:
+        """All of them are one model, also in a folder of their own; one file is preferred."""
+        small, large = (
+            tuple(f"{name}-0000{at}-of-00003.gguf" for at in (1, 2, 3)) for name in ("m-Q4_K_M", "b/m-BF16")
+        )
+        assert find_generative_graph(large[::-1]) == large
+        assert find_generative_graph([*small, *large]) == small
+        assert find_generative_graph([*small, *large], "BF16") == large
+        assert find_generative_graph([*small, "m-Q4_K_M.gguf"]) == ("m-Q4_K_M.gguf",)
+        assert find_generative_graph([*large, "m-BF16.gguf"], "BF16") == ("m-BF16.gguf",)
+        assert choose_files([*SETTINGS, *large, "README.md"], form="BF16") == sorted([*SETTINGS, *large])
+        for names in (small[1:], small[:2], large[1:]):
+            with pytest.raises(SourceError, match=r"-of-00003\.gguf is missing.*put all its parts into one folder"):
+                find_generative_graph(names)
+        with pytest.raises(SourceError, match="not exactly one Q4_K_M"):
+            find_generative_graph([*large, *(name.replace("BF16", "F16") for name in large)])
 
     def test_a_quantization(self) -> None:
         """The one that ends a file's name, in any case; projectors of images are not models."""
@@ -196,6 +222,24 @@ class TestPrepare:
         assert entry.graph == gguf / "tiny-q8_0.gguf"
         assert entry.manifest.parameters == 49312
         assert (entry.path / "tokenizer_config.json").is_file()
+
+    def test_a_split_gguf(self, tmp_path: Path, hub: Hub, store: Store) -> None:
+        """All parts are fetched, hashed and counted, from the hub and where they are."""
+        folder = tmp_path / "parts"
+        folder.mkdir()
+        parts = split_tiny(folder)
+        entry = stored(store, folder)
+        assert entry.graph == folder / parts[0]
+        assert entry.size == entry.manifest.size + sum((folder / name).stat().st_size for name in parts)
+        hub.files = {f"Q8_0/{name}": (folder / name).read_bytes() for name in parts}
+        hub.lfs = frozenset(hub.files)
+        fetched = prepare(parse_address("org/tiny:Q8_0"), store=store, access=Access(hub=hub.url), engine=never)
+        assert fetched.graph == fetched.path / "source" / "Q8_0" / parts[0]
+        assert fetched.manifest.weights.keys() == set(hub.files)
+        assert check_files(fetched.path, fetched.manifest, full=True) == []
+        (folder / parts[1]).unlink()
+        with pytest.raises(SourceError, match=rf"{parts[1]} is missing"):
+            stored(store, folder)
 
     def test_it_does_not_embed(self, ir: Path, store: Store) -> None:
         """A language model has no embedding spec; the error says so."""

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from shoal.errors import ModelFileError
 from shoal.models.gguf import Gguf, build_settings, read_gguf, write_settings
+from tests.fixtures import tiny_gguf
 from tests.work import count_lines
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -93,7 +94,7 @@ class TestHeader:
         ("changes", "how", "match"),
         [
             ({"general.architecture": "gemma"}, {}, r"general\.architecture: 'gemma' is not supported as GGUF"),
-            ({"split.count": 2}, {}, "part of a split model"),
+            ({"split.count": 2}, {}, r"one of 2 parts .*NAME-00001-of-00002\.gguf.*`llama-gguf-split --merge"),
             ({}, {"kind": 11}, r"token_embd\.weight: has weights of type 11: use the file in Q4_0"),
             ({"split.count": "two"}, {}, r"split\.count: must be a whole number, not 'two'"),
             ({"general.alignment": 0}, {}, r"general\.alignment: must be a power of two up to 1048576, not 0"),
@@ -119,6 +120,26 @@ class TestHeader:
         with pytest.raises(ModelFileError, match=match) as caught:
             read_gguf(write(tmp_path / "x.gguf", metadata | changes, **how))
         assert caught.value.file == "x.gguf"
+
+    def test_parts_of_a_split_model(self, tmp_path: Path) -> None:
+        """The first one names the others; their tensors are those of one file."""
+        model = tiny_gguf.model("llama")
+        whole = read_gguf(model.write(tmp_path / "m.gguf"))
+        parts = model.write_parts(tmp_path, "m", 3)
+        joined = read_gguf(parts[0])
+        assert (joined.tensors, joined.parameters, joined.vocab_size) == (
+            whole.tensors,
+            whole.parameters,
+            whole.vocab_size,
+        )
+        model.write_parts(tmp_path, "other", 2)[1].rename(parts[1])
+        with pytest.raises(ModelFileError, match=r"m-00002-of-00003\.gguf: split\.count: must be 3, as in"):
+            read_gguf(parts[0])
+        parts[1].unlink()
+        with pytest.raises(ModelFileError, match=r"m-00002-of-00003\.gguf: is missing"):
+            read_gguf(parts[0])
+        with pytest.raises(ModelFileError, match=r"general\.architecture"):
+            read_gguf(parts[2])
 
     def test_something_else(self, tmp_path: Path) -> None:
         """A web page with this file name."""

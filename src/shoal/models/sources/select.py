@@ -4,7 +4,7 @@ pickles only where no other file holds those weights: `convert.pickles` makes sa
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from shoal.errors import SourceError
 from shoal.models.manifest import is_inside
 from shoal.models.rerankers import ADVICE, is_marked
+from shoal.names import gguf_parts, whole_gguf
 
 TOKENIZER = "tokenizer.json"
 IR = ("openvino_model.xml", "openvino_model.bin")
@@ -38,7 +39,6 @@ _PROCESSORS = frozenset({"preprocessor_config.json", "processor_config.json"})
 """Files of a repository with open_clip's files whose config.json and model.safetensors are those of transformers.
 Without them, they are timm's, of the image tower alone."""
 
-_GGUF_PART = re.compile(r".*-\d{5}-of-\d{5}\.gguf")
 _GGUF_USUAL = re.compile(r".*q4_k_m\.gguf", re.IGNORECASE)
 _PROJECTOR = re.compile("mmproj", re.IGNORECASE)
 """GGUF files beside a model's own, which turn images into its tokens."""
@@ -98,14 +98,14 @@ def safetensors_name(name: str) -> str:
 
 def find_generative_graph(names: Collection[str], form: str = "") -> tuple[str, ...]:
     """Return the files among `names` with the graph of a language model: openvino_model.xml with its weights, else a
-    .gguf; of several .gguf files, the Q4_K_M, or with `form` that quantization. Empty if it is no language
-    model or in another form.
+    .gguf or all parts of one; of several models in .gguf, the Q4_K_M, or with `form` that quantization. Empty if it is
+    no language model or in another form.
 
     Raises SourceError if one of several must be chosen, or none is in this form.
     """
-    files = sorted(name for name in names if name.endswith(".gguf") and "/" not in name and not _PROJECTOR.search(name))
+    models = _find_gguf(names)
     if form:
-        return (_find_form(files, form),)
+        return _find_form(models, form)
     if "modules.json" in names or is_marked(names):
         return ()
     exact = any(_WEIGHTS.fullmatch(name) or name.endswith("model.onnx") for name in names)
@@ -113,25 +113,48 @@ def find_generative_graph(names: Collection[str], form: str = "") -> tuple[str, 
         return ()
     if set(IR) <= set(names):
         return IR
-    whole = [name for name in files if not _GGUF_PART.fullmatch(name)]
-    chosen = whole if len(whole) == 1 else [name for name in whole if _GGUF_USUAL.fullmatch(name)]
-    if files and len(chosen) != 1:
+    chosen = list(models) if len(models) == 1 else [name for name in models if _GGUF_USUAL.fullmatch(name)]
+    if models and len(chosen) != 1:
         raise SourceError(
-            f"there are {len(files)} GGUF files ({', '.join(files[:6])}), and neither a single complete one nor a "
-            f"single Q4_K_M: add its quantization to the name on the hub (org/name:Q8_0), or put the one to use into a "
-            f"separate folder, then {SERVE_FOLDER}"
+            f"there are {len(models)} GGUF models ({', '.join([*models][:6])}), and not exactly one Q4_K_M: add its "
+            f"quantization to the name on the hub (org/name:Q8_0), or put the one to use into a separate folder, then "
+            f"{SERVE_FOLDER}"
         )
-    return tuple(chosen)
+    return models[chosen[0]] if chosen else ()
 
 
-def _find_form(files: Sequence[str], form: str) -> str:
-    """Return the GGUF file of this quantization, which ends its name. Raises SourceError if there is no single one."""
+def _find_gguf(names: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Return the files of each GGUF model, by the name it has or would have as one file. Parts may be in a folder of
+    their own. Raises SourceError if there are only incomplete ones."""
+    models: dict[str, tuple[str, ...]] = {}
+    missing: list[str] = []
+    for name in sorted(names, key=lambda each: (len(gguf_parts(each)), each)):  # one file before parts
+        if not name.endswith(".gguf") or _PROJECTOR.search(name):
+            continue
+        parts = gguf_parts(name)
+        last = PurePosixPath(name).name
+        if name.count("/") > (whole_gguf(last) != last) or whole_gguf(last) in models:
+            continue
+        missing += (lacking := [part for part in parts if part not in names])
+        if not lacking:
+            models[whole_gguf(last)] = tuple(parts)
+    if missing and not models:
+        raise SourceError(
+            f"{missing[0]} is missing, a part of a split GGUF model: put all its parts into one folder, then "
+            f"{SERVE_FOLDER}"
+        )
+    return models
+
+
+def _find_form(models: Mapping[str, tuple[str, ...]], form: str) -> tuple[str, ...]:
+    """Return the files of the GGUF model of this quantization, which ends its name. Raises SourceError if there is no
+    single one."""
     ending = re.compile(rf"(?:.*[-._])?{re.escape(form)}\.gguf", re.IGNORECASE)
-    found = [name for name in files if ending.fullmatch(name)]
+    found = [name for name in models if ending.fullmatch(name)]
     if len(found) != 1:
-        listed = ", ".join(files[:20]) or "no GGUF files in its top folder"
+        listed = ", ".join([*models][:20]) or "no GGUF files in its top folder"
         raise SourceError(f"{len(found)} of its GGUF files are {form}: name another quantization; it has {listed}")
-    return found[0]
+    return models[found[0]]
 
 
 def read_module_folders(folder: Path) -> list[str]:

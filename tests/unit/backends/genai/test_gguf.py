@@ -27,11 +27,11 @@ PROMPT = (1, 50, 60, 70, 200, 300, 17, 99)
 GREEDY = Sampling(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=0)
 
 
-def difference(model: Model, folder: Path, **changes: Any) -> float:
-    """Return the largest difference of a chosen token's log probability from NumPy's."""
+def difference(model: Model, folder: Path, *, parts: int = 1, **changes: Any) -> float:
+    """Return the largest difference of a chosen token's log probability from NumPy's. `parts`: files to write."""
     tokenizer = {key: value for key, value in read_gguf(GGUF).metadata.items() if key.startswith("tokenizer.")}
     model.metadata |= tokenizer
-    path = model.write(folder / "x.gguf")
+    path = model.write(folder / "x.gguf") if parts == 1 else model.write_parts(folder, "x", parts)[0]
     options = msgspec.structs.replace(EXACT, vocab_size=448, cache_heads=read_gguf(path).cache_heads, **changes)
     ids: list[int] = []
     logs: list[float] = []
@@ -98,6 +98,11 @@ def test_what_is_served_is_exact(tmp_path: Path, make: Any) -> None:
     difference_ = difference(model, tmp_path)
     check(read_gguf(tmp_path / "x.gguf"))
     assert difference_ < (5e-3 if make is llama else 1e-4)
+
+
+def test_a_split_model_is_exact(tmp_path: Path) -> None:
+    """The engine finds the other parts by the name of the first."""
+    assert difference(tiny_gguf.model("llama"), tmp_path, parts=3) < 1e-5
 
 
 def scaled_rotation() -> Model:
