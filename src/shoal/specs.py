@@ -5,11 +5,12 @@ Kept in the manifest of a stored model; plain frozen structs like those of `type
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
-from shoal.types import TaskKind, VectorKind
+if TYPE_CHECKING:
+    from shoal.types import TaskKind, VectorKind  # imports numpy, which completing a name in a shell must not
 
 Activation: TypeAlias = Literal["identity", "sigmoid", "softmax"]
 

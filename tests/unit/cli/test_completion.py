@@ -107,14 +107,15 @@ def test_nothing_is_printed_without_a_server_or_with_wrong_settings(home: Path) 
     assert complete("shoal run ", SHOAL_HOME=str(home), SHOAL_PORT="eighty") == []
 
 
-def test_a_key_press_imports_nothing_heavy(home: Path) -> None:
+@pytest.mark.parametrize("command", ["run", "rm", "show"])
+def test_a_key_press_imports_nothing_heavy(home: Path, command: str) -> None:
     """Neither numpy nor the validators of a command's options, each of which takes as long as all the rest."""
     code = (
         "import sys, contextlib, shoal.cli\nsys.argv = ['shoal']\n"
         "with contextlib.suppress(SystemExit):\n    shoal.cli.app(prog_name='shoal')\n"
         "print([name for name in ('numpy', 'pydantic', 'rich') if name in sys.modules])"
     )
-    line = {"COMP_WORDS": "shoal run ", "COMP_CWORD": "2", "_SHOAL_COMPLETE": "complete_bash"}
+    line = {"COMP_WORDS": f"shoal {command} ", "COMP_CWORD": "2", "_SHOAL_COMPLETE": "complete_bash"}
     environ = {**os.environ, **line, "SHOAL_HOME": str(home), "SHOAL_PORT": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["org/stored", "[]"]
