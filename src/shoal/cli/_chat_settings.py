@@ -5,10 +5,13 @@ Source: cmd/interactive.go of https://github.com/ollama/ollama, and its docs/mod
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import msgspec
 
 from shoal.errors import SetupError
-from shoal.types import Sampling
+from shoal.types import Guide, Sampling
 
 FIELDS = {
     "temperature": "temperature",
@@ -46,6 +49,24 @@ def change_parameter(sampling: Sampling, text: str) -> Sampling:
     if name not in FIELDS or not values:
         raise SetupError(f"{name} is no parameter: {_USAGE}" if name and name not in FIELDS else f"write {_USAGE}")
     return msgspec.structs.replace(sampling, **{FIELDS[name]: values if name == "stop" else _read(name, values)})
+
+
+def read_format(text: str) -> Guide:
+    """Return the format of answers that `json` or the name of a file with a JSON schema stands for. Raises
+    SetupError."""
+    if text == "json":
+        return Guide(kind="json_object", field="format")
+    if not text:
+        raise SetupError("write /set format json, or /set format FILE with a JSON schema")
+    try:
+        schema = json.loads(Path(text).expanduser().read_bytes())
+    except OSError as error:
+        raise SetupError(f"{text} cannot be read ({error.strerror}): write json, or a file with a schema") from None
+    except (ValueError, RecursionError) as error:
+        raise SetupError(f"{text} is not JSON ({error}): correct it") from None
+    if not isinstance(schema, dict):
+        raise SetupError(f"{text} is not a JSON schema, which is an object: correct it")
+    return Guide(kind="json_schema", value=json.dumps(schema), field="format")
 
 
 def describe_parameters(sampling: Sampling) -> list[str]:

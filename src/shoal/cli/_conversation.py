@@ -19,8 +19,9 @@ QUOTES = '"""'
 COMMANDS = {
     "model": "NAME: switch to another model and keep the conversation; without NAME, list the models",
     "system": "TEXT: set the system message; without TEXT, clear it",
-    "set": "system TEXT, parameter NAME VALUE, verbose or quiet: as in Ollama's chat",
-    "show": "info, parameters or system: what is set",
+    "set": "system TEXT, parameter NAME VALUE, format json or FILE, noformat, think, nothink, history, nohistory, "
+    "verbose or quiet: as in Ollama's chat",
+    "show": "info, license, modelfile, parameters, system or template: of the model, and what is set",
     "save": "FILE: save the conversation, as the body of a /v1/chat/completions request",
     "load": "FILE: continue a saved conversation",
     "clear": "clear the conversation (not the system message)",

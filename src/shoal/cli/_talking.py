@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -17,8 +19,9 @@ import msgspec
 from shoal.bench.chat_events import Choice, Delta, decode_event
 from shoal.bench.sse import DONE, Events
 from shoal.cli._asking import REQUEST_TIMEOUT_S, ServerClient, extract_reason
+from shoal.cli._chat_settings import FIELDS
 from shoal.errors import EngineFailed, SetupError, TransportFailed
-from shoal.types import Chunk, Context, Generate, Message, Sampling, Usage
+from shoal.types import Chunk, Context, Generate, Guide, Message, Sampling, Usage
 
 if TYPE_CHECKING:
     from shoal.app import App
@@ -27,11 +30,28 @@ POLL_INTERVAL_S = 0.5
 """Interval at which to check whether a model is waiting for its server."""
 
 
-class ChatSource(Protocol):
-    """Streams the answer to a conversation. Raises ShoalErrors, even after some chunks; closing the iterator stops
-    it."""
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What is known of a model; "" for what is not. `info`: facts by name."""
 
-    def ask(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Chunk, None, None]: ...
+    info: Mapping[str, str]
+    license: str = ""
+    modelfile: str = ""
+    template: str = ""
+
+
+class ChatSource(Protocol):
+    """A model to talk to. Calls raise ShoalErrors.
+
+    `ask` streams the answer to a conversation, and may fail after some chunks; closing the iterator stops it. `think`
+    turns the reasoning of models that have such a switch on or off; None leaves it to the model.
+    """
+
+    def ask(
+        self, messages: Sequence[Message], sampling: Sampling, think: bool | None = None
+    ) -> Generator[Chunk, None, None]: ...
+
+    def describe(self) -> ModelDescription: ...
 
 
 class LocalChat:
@@ -42,8 +62,35 @@ class LocalChat:
         self._loop = loop
         self._model, self._adapter = app.gateway.resolve("")
 
-    def ask(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Chunk, None, None]:
-        task = Generate(model=self._model, adapter=self._adapter, messages=[*messages], sampling=sampling, stream=True)
+    def describe(self) -> ModelDescription:
+        facts = self._app.gateway.model(self._model).facts
+        if facts is None:
+            return ModelDescription({})
+        count = facts.details.get("parameters")
+        info = {
+            "architecture": facts.details.get("architecture"),
+            "parameters": f"{count:,}" if isinstance(count, int) and count else None,
+            "context length": facts.context_tokens,
+            "precision": facts.precision,
+        }
+        template = facts.details.get("chat_template")
+        return ModelDescription(
+            {name: str(value) for name, value in info.items() if value},
+            modelfile=f"FROM {facts.source}" if facts.source else "",
+            template=template if isinstance(template, str) else "",
+        )
+
+    def ask(
+        self, messages: Sequence[Message], sampling: Sampling, think: bool | None = None
+    ) -> Generator[Chunk, None, None]:
+        task = Generate(
+            model=self._model,
+            adapter=self._adapter,
+            messages=[*messages],
+            sampling=sampling,
+            stream=True,
+            template_kwargs=_template_variables(think),
+        )
         ctx = Context(id="chat", deadline=time.monotonic() + REQUEST_TIMEOUT_S)
         came: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
 
@@ -150,16 +197,36 @@ class RemoteChat:
         """Return the server's models that generate text, or do not say what they do."""
         return self._server.list_models("generate")
 
-    def ask(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Chunk, None, None]:
+    def describe(self) -> ModelDescription:
+        """Ask as Ollama's client does; Shoal and Ollama answer that."""
+        try:
+            shown = msgspec.convert(self._server.ask("/api/show", {"model": self.model}), _Shown)
+        except (SetupError, TransportFailed, msgspec.ValidationError) as error:
+            raise SetupError(f"{self._server.url} does not describe its models, as Shoal and Ollama do") from error
+        family = str(shown.model_info.get("general.architecture", ""))
+        info = {
+            "architecture": family,
+            "parameters": shown.details.parameter_size,
+            "context length": shown.model_info.get(f"{family}.context_length"),
+            "precision": shown.details.quantization_level,
+        }
+        known = {name: str(value) for name, value in info.items() if value not in (None, "", "unknown")}
+        return ModelDescription(known, shown.license, shown.modelfile, shown.template)
+
+    def ask(
+        self, messages: Sequence[Message], sampling: Sampling, think: bool | None = None
+    ) -> Generator[Chunk, None, None]:
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [{"role": one.role, "content": one.content} for one in messages],
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        body |= {
-            name: value for name in ("temperature", "max_tokens") if (value := getattr(sampling, name)) is not None
-        }
+        body |= {name: value for name in FIELDS.values() if (value := getattr(sampling, name)) not in (None, [])}
+        if variables := _template_variables(think):
+            body["chat_template_kwargs"] = variables
+        if sampling.guide is not None:
+            body["response_format"] = _response_format(sampling.guide)
         events, ended = Events(), False
         with self._server.open("/v1/chat/completions", body, accept="text/event-stream, application/json") as reply:
             while part := self._read(reply):
@@ -180,6 +247,29 @@ class RemoteChat:
             return part
         except (OSError, HTTPException) as error:
             raise TransportFailed(f"{self._server.url} ended its answer early ({error!r}): try again") from None
+
+
+class _Details(msgspec.Struct):
+    parameter_size: str = ""
+    quantization_level: str = ""
+
+
+class _Shown(msgspec.Struct):
+    details: _Details = msgspec.field(default_factory=_Details)
+    model_info: dict[str, Any] = {}
+    license: str = ""
+    modelfile: str = ""
+    template: str = ""
+
+
+def _template_variables(think: bool | None) -> dict[str, Any]:
+    return {} if think is None else {"enable_thinking": think}
+
+
+def _response_format(guide: Guide) -> dict[str, Any]:
+    if guide.kind == "json_object":
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": json.loads(guide.value)}}
 
 
 def _parse_chunk(data: bytes) -> Chunk:

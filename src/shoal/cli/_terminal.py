@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from shoal.cli._chat_settings import change_parameter, describe_parameters
+import msgspec
+
+from shoal.cli._chat_settings import change_parameter, describe_parameters, read_format
 from shoal.cli._conversation import COMMANDS, Conversation, MessageReader, Reply, parse_command, strip_control
 from shoal.cli._errors import say
 from shoal.cli._talking import ChatSource
@@ -28,7 +31,8 @@ CUT = "(truncated at --max-tokens)"
 class Terminal:
     """An interactive chat between one person and one model.
 
-    `read` prompts for a line and raises EOFError at the end of input. `show_stats` prints statistics after each reply.
+    `read` prompts for a line and raises EOFError at the end of input. `keep_lines` says whether later lines can be
+    recalled with the arrow keys. `show_stats` prints statistics after each reply.
     `model` is named in the greeting; /model switches to another one of `models`. `dim` means that `out` understands
     ANSI codes: everything but the answer is then dimmed.
 
@@ -46,6 +50,7 @@ class Terminal:
         models: ModelSwitch | None = None,
         dim: bool = False,
         read: Callable[[str], str] = input,
+        keep_lines: Callable[[bool], None] | None = None,
         show_stats: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -59,6 +64,8 @@ class Terminal:
         # Raw escape codes: Ctrl-C could interrupt a buffered console in the middle of a write.
         self._dim = ("\x1b[2m", "\x1b[0m") if dim else ("", "")
         self._read = read
+        self._keep_lines = keep_lines
+        self._think: bool | None = None
         self._show_stats = show_stats
         self._clock = clock
         self._last_reply: Reply | None = None
@@ -110,10 +117,10 @@ class Terminal:
 
     def _show(self, messages: list[Message], reply: Reply) -> None:
         thinking = False
-        with closing(self._chat.ask(messages, self._sampling)) as chunks:
+        with closing(self._chat.ask(messages, self._sampling, self._think)) as chunks:
             for chunk in chunks:
                 reply.add(chunk)
-                if chunk.reasoning:
+                if chunk.reasoning and self._think is not False:
                     thinking = True
                     self._write(strip_control(chunk.reasoning).join(self._dim))
                 if chunk.text:
@@ -162,20 +169,41 @@ class Terminal:
         elif what in ("verbose", "quiet"):
             self._show_stats = what == "verbose"
             self._note("statistics after each reply" if self._show_stats else "no statistics after replies")
+        elif what in ("format", "noformat"):
+            guide = read_format(rest.strip()) if what == "format" else None
+            self._sampling = msgspec.structs.replace(self._sampling, guide=guide)
+            self._note(f"answers are {rest.strip()}" if guide else "answers have no set format")
+        elif what in ("think", "nothink"):
+            self._think = what == "think"
+            self._note(f"reasoning is {'on' if self._think else 'off'}, if the model has such a switch")
+        elif what in ("history", "nohistory"):
+            if self._keep_lines is None:
+                raise SetupError("this terminal keeps no history of lines")
+            self._keep_lines(what == "history")
+            self._note("the next lines are kept for the arrow keys" if what == "history" else "lines are not kept")
         else:
-            raise SetupError("write /set system TEXT, /set parameter NAME VALUE, /set verbose or /set quiet")
+            raise SetupError(
+                "write /set system TEXT, parameter NAME VALUE, format json or FILE, noformat, think, nothink, history, "
+                "nohistory, verbose or quiet"
+            )
 
     def _show_setting(self, what: str) -> None:
         if what == "info":
             self._note(f"{'model':<20}{self._model or UNNAMED}")
+            with contextlib.suppress(ShoalError):  # a server that does not describe its models
+                for name, value in self._chat.describe().info.items():
+                    self._note(strip_control(f"{name:<20}{value}"))
             self._note(f"{'messages':<20}{len(self._conversation.turns)}")
         elif what == "parameters":
             for line in describe_parameters(self._sampling) or ["no parameter is set: the model has its own"]:
                 self._note(strip_control(line))
         elif what == "system":
             self._note(strip_control(self._conversation.system) or "no system message is set")
+        elif what in ("license", "modelfile", "template"):
+            text = getattr(self._chat.describe(), what)
+            self._note(strip_control(text).strip("\n") or f"no {what} is known of {self._model or UNNAMED}")
         else:
-            raise SetupError("write /show info, /show parameters or /show system")
+            raise SetupError("write /show info, license, modelfile, parameters, system or template")
 
     def _switch_model(self, name: str) -> None:
         if name and self._models is not None:

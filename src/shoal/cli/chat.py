@@ -229,15 +229,26 @@ def _converse(
     *,
     show_stats: bool,
 ) -> None:
+    keep_lines = None
     with contextlib.suppress(ImportError):  # not on every platform; the terminal then edits lines
-        import readline  # noqa: F401 - input() edits lines and keeps their history once this is loaded
+        import readline  # input() edits lines and keeps their history once this is loaded
+
+        keep_lines = readline.set_auto_history
     from rich.console import Console
 
     from shoal.cli._terminal import Terminal
 
     dim = Console().color_system is not None
     Terminal(
-        talks, conversation, sampling, model=model, models=models, out=sys.stdout, dim=dim, show_stats=show_stats
+        talks,
+        conversation,
+        sampling,
+        model=model,
+        models=models,
+        out=sys.stdout,
+        dim=dim,
+        keep_lines=keep_lines,
+        show_stats=show_stats,
     ).run()
 
 

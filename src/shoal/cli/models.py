@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import difflib
 import json
@@ -73,6 +72,8 @@ def pull(
 
 def _publish(name: str, stored: StoredModel, loaded: LoadedConfig) -> str:
     """Write a model into the repository. Returns where it is and whether Triton has loaded it."""
+    import asyncio
+
     from shoal.backends.triton.open import publish
 
     return asyncio.run(publish(name, stored, loaded.settings))
@@ -170,6 +171,8 @@ def rm(
         typer.echo(f"removed {name}")
         return
     if origin == "triton":
+        import asyncio
+
         from shoal.backends.triton.open import withdraw
 
         _need_repository(loaded)

@@ -13,13 +13,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from shoal.cli import app
-from shoal.cli._talking import RemoteChat, open_local_chat
+from shoal.cli._talking import ModelDescription, RemoteChat, open_local_chat
 from shoal.errors import ConfigError, EngineFailed, SetupError, TransportFailed
-from shoal.types import Chunk, Context, Generate, Message, Sampling
+from shoal.types import Chunk, Context, Generate, Guide, Message, Sampling
 from tests.unit.cli.servers import Quiet, serve_in_thread
 
 runner = CliRunner()
@@ -39,6 +40,7 @@ class Upstream(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Reply)
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.shown: dict[str, Any] = {}
         self.models: list[dict[str, Any]] = [{"id": "vectors", "tasks": ["embed"]}, {"id": "talker"}]
         self.events = [
             b'data: {"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n: ping\n\n',
@@ -64,6 +66,9 @@ class _Reply(Quiet):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.requests.append(body)
         self.server.keys.append(self.headers["authorization"])
+        if self.path == "/api/show":
+            self.whole(200 if self.server.shown else 404, json.dumps(self.server.shown).encode())
+            return
         if body["model"] == "nobody":
             self.whole(404, b'{"error":{"message":"no model nobody; known: talker"}}')
             return
@@ -184,6 +189,40 @@ class TestThere:
         assert (upstream.requests[0]["model"], upstream.requests[0]["max_tokens"]) == ("m", 7)
         assert upstream.keys == ["Bearer other"]
 
+    def test_what_is_set_is_sent(self, upstream: Upstream) -> None:
+        """Every parameter, the format of answers and the switch of reasoning; nothing that is not set."""
+        sampling = Sampling(top_p=0.5, top_k=3, min_p=0.1, seed=7, stop=["."], repetition_penalty=1.5)
+        guides = [Guide(kind="json_object"), Guide(kind="json_schema", value='{"type": "array"}')]
+        for guide, think in zip([None, *guides], [None, False, True], strict=True):
+            list(RemoteChat(upstream.url, "m").ask(ASKED, msgspec.structs.replace(sampling, guide=guide), think))
+        first, second, third = upstream.requests
+        assert {name: first[name] for name in ("top_p", "top_k", "min_p", "seed", "stop", "repetition_penalty")} == {
+            **{"top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": 7},
+            **{"stop": ["."], "repetition_penalty": 1.5},
+        }
+        assert not {"response_format", "chat_template_kwargs", "presence_penalty"} & first.keys()
+        assert second["response_format"] == {"type": "json_object"}
+        assert second["chat_template_kwargs"] == {"enable_thinking": False}
+        assert third["response_format"]["json_schema"]["schema"] == {"type": "array"}
+        assert third["chat_template_kwargs"] == {"enable_thinking": True}
+
+    def test_what_a_server_says_of_its_model(self, upstream: Upstream) -> None:
+        with pytest.raises(SetupError, match="does not describe its models"):
+            RemoteChat(upstream.url, "m").describe()
+        upstream.shown = {
+            "license": "MIT",
+            "template": "{{ x }}",
+            "modelfile": "FROM m",
+            "details": {"parameter_size": "1.5B", "quantization_level": "INT4", "family": "llama"},
+            "model_info": {"general.architecture": "llama", "llama.context_length": 2048},
+        }
+        assert RemoteChat(upstream.url, "m").describe() == ModelDescription(
+            {"architecture": "llama", "parameters": "1.5B", "context length": "2048", "precision": "INT4"},
+            license="MIT",
+            modelfile="FROM m",
+            template="{{ x }}",
+        )
+
     def test_reasoning_and_usage_are_chunks(self, upstream: Upstream) -> None:
         """The terminal dims reasoning, and /stats counts usage."""
         chunks = list(RemoteChat(upstream.url, "m").ask(ASKED, Sampling()))
@@ -252,7 +291,8 @@ class ScriptedApp:
     """Replaces App: one model that says a word and then waits forever."""
 
     def __init__(self, *, tasks: tuple[str, ...] = ("generate",), state: str = "ready") -> None:
-        facts = SimpleNamespace(tasks=tasks)
+        details = {"parameters": 1234567, "chat_template": "{{ x }}"}
+        facts = SimpleNamespace(tasks=tasks, source="hf:org/m", context_tokens=99, precision="", details=details)
         self.card = SimpleNamespace(name="m", state=state, error="no such file", facts=facts, note="")
         self.pending_sources: dict[str, str] = {}
         self.gateway = self
@@ -274,6 +314,9 @@ class ScriptedApp:
 
     def models(self) -> list[Any]:
         return [self.card]
+
+    def model(self, name: str) -> Any:
+        return self.card
 
     def resolve(self, name: str) -> tuple[str, str]:
         return "m", "lora"
@@ -299,6 +342,12 @@ class TestOpened:
             assert next(here.ask(ASKED, Sampling())).text == "a"
         assert app.closed
         assert "shoal-chat" not in {thread.name for thread in threading.enumerate()}
+
+    def test_what_is_known_of_the_model(self) -> None:
+        with open_local_chat(ScriptedApp().opening(), ignore_note) as here:
+            assert here.describe() == ModelDescription(
+                {"parameters": "1,234,567", "context length": "99"}, modelfile="FROM hf:org/m", template="{{ x }}"
+            )
 
     @pytest.mark.parametrize(
         ("app", "message"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -13,9 +13,10 @@ import pytest
 
 from shoal.cli._conversation import Conversation
 from shoal.cli._model_switch import ModelSwitch
+from shoal.cli._talking import ModelDescription
 from shoal.cli._terminal import CONTINUATION_PROMPT, PROMPT, Terminal
 from shoal.errors import EngineFailed, SetupError
-from shoal.types import Chunk, Message, Sampling, Usage
+from shoal.types import Chunk, Guide, Message, Sampling, Usage
 
 Step = Chunk | type[BaseException] | Exception
 
@@ -27,11 +28,19 @@ class Script:
         self.steps: Sequence[Step] = steps or (Chunk(text="Yes"), Chunk(text=", sir.", finish_reason="stop"))
         self.requests: list[list[tuple[str, object]]] = []
         self.sampling: list[Sampling] = []
+        self.thinks: list[bool | None] = []
         self.closed = 0
+        self.description = ModelDescription({"precision": "int4"}, modelfile="FROM hf:org/m", template="{{ x }}\n")
 
-    def ask(self, messages: Sequence[Message], sampling: Sampling) -> Generator[Chunk, None, None]:
+    def describe(self) -> ModelDescription:
+        return self.description
+
+    def ask(
+        self, messages: Sequence[Message], sampling: Sampling, think: bool | None = None
+    ) -> Generator[Chunk, None, None]:
         self.requests.append([(one.role, one.content) for one in messages])
         self.sampling.append(sampling)
+        self.thinks.append(think)
         try:
             for step in self.steps:
                 if not isinstance(step, Chunk):
@@ -76,12 +85,13 @@ def talk(
     colour: bool = False,
     models: ModelSwitch | None = None,
     shown: io.StringIO | None = None,
+    keep_lines: Callable[[bool], None] | None = None,
 ) -> tuple[str, TypedLines]:
     """Return the terminal's output of a conversation."""
     shown, typed, ticks = shown or io.StringIO(), TypedLines(*lines), count()
     Terminal(
         script, Conversation(system), Sampling(temperature=0.5, max_tokens=9), out=shown, dim=colour, read=typed,
-        model="first", models=models,
+        model="first", models=models, keep_lines=keep_lines,
         show_stats=stats, clock=lambda: float(next(ticks)),
     ).run()  # fmt: skip
     greeting, _, rest = shown.getvalue().partition("\n")
@@ -308,13 +318,67 @@ def test_what_ollama_sets_and_shows() -> None:
     assert after.splitlines().count("stop                . END") >= 1
 
 
+def test_the_format_of_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Any JSON, a schema from a file, or none again; a file that holds none changes nothing."""
+    schema, text, array = tmp_path / "schema.json", tmp_path / "text", tmp_path / "array"
+    schema.write_text('{"type": "object"}')
+    text.write_text("{")
+    array.write_text("[]")
+    script = Script()
+    lines = ("/set format json", "a", f"/set format {schema}", f"/set format {text}", f"/set format {array}", "b")
+    shown, _ = talk(script, *lines, "/set noformat", "c")
+    assert [one.guide for one in script.sampling] == [
+        Guide(kind="json_object", field="format"),
+        Guide(kind="json_schema", value='{"type": "object"}', field="format"),
+        None,
+    ]
+    told = " ".join(capsys.readouterr().err.split())
+    assert "is not JSON" in told and "is not a JSON schema" in told
+    assert "answers are json" in shown and "no set format" in shown
+
+
+def test_reasoning_on_and_off() -> None:
+    """Where it is off, it is not shown either, whatever the model does."""
+    script = Script(Chunk(reasoning="Hm."), Chunk(text="Yes."))
+    shown, _ = talk(script, "a", "/set nothink", "b", "/set think", "c")
+    assert script.thinks == [None, False, True]
+    assert shown.count("Hm.\n\nYes.") == 2 and shown.count("Yes.") == 3
+
+
+def test_lines_that_are_not_kept() -> None:
+    kept: list[bool] = []
+    talk(Script(), "/set nohistory", "/set history", keep_lines=kept.append)
+    assert kept == [False, True]
+
+
+def test_what_is_shown_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is not known is told as such, and a server that describes nothing does not end the chat."""
+    script = Script()
+    shown, _ = talk(script, "/show info", "/show modelfile", "/show template", "/show license")
+    assert shown.splitlines() == [
+        *("model               first", "precision           int4", "messages            0"),
+        *("FROM hf:org/m", "{{ x }}", "no license is known of first", ""),
+    ]
+
+    class Silent(Script):
+        def describe(self) -> ModelDescription:
+            raise SetupError("it does not describe its models")
+
+    shown, _ = talk(Silent(), "/show template", "/show info", "a")
+    assert "messages            0" in shown and "Yes, sir." in shown
+    assert capsys.readouterr().err.count("it does not describe its models") == 1
+
+
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
         ("/set", "write /set system"),
-        ("/set history", "write /set system"),
+        ("/set loud", "write /set system"),
+        ("/set history", "this terminal keeps no history"),
+        ("/set format", "write /set format json"),
+        ("/set format nosuch", "nosuch cannot be read"),
         ("/show", "write /show info"),
-        ("/show license", "write /show info"),
+        ("/show licence", "write /show info"),
         ("/set parameter", "write /set parameter NAME"),
         ("/set parameter top_k", "write /set parameter NAME"),
         ("/set parameter num_ctx 5", "num_ctx is no parameter"),
