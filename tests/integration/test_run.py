@@ -19,7 +19,15 @@ def test_a_conversation(tmp_path: Path) -> None:
     """The greeting names the model; commands are Ollama's; Ctrl-D is not needed to leave."""
     terminal = start("run", "fake:", "--port", "0", folder=tmp_path)
     shown = terminal.read_until(">>> ")
-    for line in ("hello there", '/set system "be brief"', "/show template", "/show license", "/show info", "/model", "/?"):
+    for line in (
+        "hello there",
+        '/set system "be brief"',
+        "/show template",
+        "/show license",
+        "/show info",
+        "/model",
+        "/?",
+    ):
         terminal.type(line)
         shown += terminal.read_until(">>> ")
     terminal.type("/bye")

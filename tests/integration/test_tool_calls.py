@@ -110,6 +110,39 @@ def test_calls_beside_a_form(server: Server) -> None:
     assert set(made["message"]["content"]) == {"a"}
 
 
+FORMATS = {
+    "tagged": "<tool_call><function=",
+    "llama3": "<|python_tag|>",
+    "mistral": "[TOOL_CALLS][ARGS]",
+    "deepseek": "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+    "phi4": "<|tool|>",
+    "gemma": "<start_function_call>",
+}
+"""What shows each format in a chat template."""
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_calls_in_the_format_of_the_template(tmp_path: Path, kind: str) -> None:
+    """With `auto` beside a form, in which even noise ends: each answer is calls or in the form."""
+    template = tmp_path / "chat.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}x{% endif %}{# " + FORMATS[kind] + " #}"
+    )
+    form = {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMAS["add"]}}
+    with running(tmp_path, f"tiny=file:{TINY}", flags=("--chat-template", str(template))) as started:
+        kinds = set()
+        for seed in range(8):
+            body = {**CHAT, "response_format": form, "seed": seed, "parallel_tool_calls": False}
+            (made,) = json.loads(post(started, "/v1/chat/completions", body))["choices"]
+            kinds.add(made["finish_reason"])
+            if made["finish_reason"] == "tool_calls":
+                (call,) = made["message"]["tool_calls"]
+                check([(call["function"]["name"], call["function"]["arguments"])])
+            else:
+                Draft202012Validator(SCHEMAS["add"]).validate(json.loads(made["message"]["content"]))
+    assert {"tool_calls"} <= kinds <= {"tool_calls", "stop"}
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "paint"}], ids=["any", "tool"])
 def test_anthropic(server: Server, choice: dict[str, Any]) -> None:
     tools = [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.items()]

@@ -268,10 +268,10 @@ def _or(one: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]
 def _gemma_value(schema: dict[str, Any], key: str, quote: str) -> dict[str, Any] | None:
     types = qwen.argument_types(schema, key)
     text = _tag(quote, _ANY_TEXT, quote)
-    if types == {"string"}:
-        return _choice(schema, key, lambda text: quote + text + quote) or text
-    if types == {"string", "null"}:
-        return _choice(schema, key, lambda text: quote + text + quote, True) or _or(text, [_constant("null")])
+    if types <= {"string", "null"}:
+        choice = _choice(schema, key, lambda each: quote + each + quote, "null" in types)
+        if choice or "string" in types:
+            return choice or (_or(text, [_constant("null")]) if "null" in types else text)
     if types and types <= _PLAIN:
         return _value(schema, key)
     items = qwen.resolve(schema, schema["properties"][key]).get("items")
