@@ -152,3 +152,22 @@ def test_any_json(body: Any) -> None:
     assert answer.status in (200, 400)
     if answer.status == 400:
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+CALL = b'{"id":"c","call_id":"c","type":"%s","name":"f","%s":{"\xff":1}}'
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/responses", b'"input":[%b]' % (CALL % (b"function_call", b"arguments"))),
+        ("/v1/messages", b'"messages":[{"role":"assistant","content":[%b]}]' % (CALL % (b"tool_use", b"input"))),
+        ("/api/chat", b'"messages":[{"role":"user","content":"a"}],"options":{"\xff":1}'),
+    ],
+)
+async def test_texts_that_are_not_utf8(path: str, fields: bytes) -> None:
+    """Also where JSON is passed on as it came: its decoder does not read texts that it skips."""
+    body = b'{"model":"%b",%b}' % (MODEL.encode(), fields)
+    answer = await serve_chat().call("POST", path, body=body, headers={"content-type": "application/json"})
+    assert answer.status == 400, answer.body
+    assert b"is not UTF-8; encode it as UTF-8" in answer.body

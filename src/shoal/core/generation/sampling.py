@@ -95,10 +95,16 @@ def check_unsupported_fields(extras: Mapping[str, msgspec.Raw], ignore: Collecti
 
 
 def is_neutral(raw: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
-    """Whether the JSON is null or one of the neutral values; 1 equals 1.0, but 1 does not equal true."""
+    """Whether the JSON is null or one of the neutral values; 1 equals 1.0, but 1 does not equal true.
+
+    Raw JSON is checked for its structure only: its numbers may be out of range, and its texts not UTF-8.
+    """
     if len(memoryview(raw)) > LONGEST_NEUTRAL:
         return False
-    value = msgspec.json.decode(raw)
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
     return value is None or any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral)
 
 

@@ -141,6 +141,15 @@ def to_json_bytes(raw: msgspec.Raw | msgspec.UnsetType | None) -> bytes | None:
     return None if text == b"null" else text
 
 
+def to_json_text(raw: msgspec.Raw | msgspec.UnsetType | None) -> str | None:
+    """Return what `to_json_bytes` does as text. Raises Malformed for texts in it that are not UTF-8."""
+    data = to_json_bytes(raw)
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError as error:
+        raise to_request_error(error, data or b"") from None
+
+
 def check_pieces(raw: bytes, name: str) -> None:
     """Raise InvalidValue for JSON with too many objects, lists and commas to decode; `name` is its field."""
     if len(raw) > LARGE and count_pieces(raw, MAX_OTHER_PIECES) > MAX_OTHER_PIECES:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from shoal.errors import EmptyInput, InvalidValue, Unsupported, WrongType
-from shoal.http.json.extras import ArgumentsLimit, to_json_bytes
+from shoal.http.json.extras import ArgumentsLimit, to_json_text
 from shoal.surfaces.anthropic import wire
 from shoal.surfaces.shared.wire_conversations import MAX_CALLS
 from shoal.types import Message, Part, ToolCall
@@ -221,7 +221,7 @@ def _to_assistant(turn: _Turn, arguments: ArgumentsLimit, ignore: Ignore) -> lis
 
 def _to_call(piece: _Piece, arguments: ArgumentsLimit) -> ToolCall:
     block = piece.block
-    text = (to_json_bytes(block.input) or b"{}").decode()
+    text = to_json_text(block.input) or "{}"
     ident, name = _require(block.id, piece, "id"), _require(block.name, piece, "name")
     return ToolCall(id=ident, name=name, arguments=arguments.check(text))
 

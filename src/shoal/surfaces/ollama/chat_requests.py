@@ -11,6 +11,7 @@ import msgspec
 from shoal.core.generation.sampling import is_neutral
 from shoal.durations import parse_duration
 from shoal.errors import InvalidValue, Unsupported
+from shoal.http.json.decoder import to_request_error
 from shoal.http.json.extras import check_depth
 from shoal.sampling_fields import FIELDS_OF_OTHER_APIS, UNSUPPORTED_FIELDS
 from shoal.surfaces.ollama import wire
@@ -35,8 +36,11 @@ _IMAGES = {"iVBORw0KGgo": "png", "/9j/": "jpeg", "UklGR": "webp", "R0lGOD": "gif
 
 def parse_extras(raw: msgspec.Raw | None) -> dict[str, msgspec.Raw]:
     """Return those of the raw `options` that are in UNSUPPORTED_OPTIONS and would change the answer. Only a remote
-    server may support them; it does not receive those without effect, which it may reject."""
-    options = (_OPTIONS.decode(raw) if raw is not None else None) or {}
+    server may support them; it does not receive those without effect, which it may reject. Raises Malformed."""
+    try:
+        options = (_OPTIONS.decode(raw) if raw is not None else None) or {}
+    except UnicodeDecodeError as error:  # in the name of an option
+        raise to_request_error(error, bytes(raw or b"")) from None
     return {
         name: options[name]
         for name in options.keys() & UNSUPPORTED_OPTIONS.keys()

@@ -70,6 +70,8 @@ def test_defaults_are_checked_when_they_are_read(caplog: pytest.LogCaptureFixtur
         ({"mirostat": b"2"}, "no model here supports 'mirostat'"),
         ({"do_sample": b"1"}, "no model here supports 'do_sample'"),  # 1 is not true
         ({"samplers": b'["a"]' * 100}, "no model here supports 'samplers'"),
+        ({"mirostat": b"1e400"}, "no model here supports 'mirostat'"),
+        ({"mirostat": b'"\xff"'}, "no model here supports 'mirostat'"),
         ({"mirostat": b"0", "do_sample": b"true", "tfs_z": b"1.0", "typical_p": b"null", "unknown": b"7"}, ""),
     ],
 )

@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from shoal.errors import EmptyInput, InvalidValue, Unsupported, WrongType
-from shoal.http.json.extras import ArgumentsLimit, to_json_bytes
+from shoal.http.json.extras import ArgumentsLimit, to_json_bytes, to_json_text
 from shoal.surfaces.openai import wire_chat
 from shoal.surfaces.openai.conversation import to_part
 from shoal.surfaces.openai.responses import wire
@@ -168,9 +168,9 @@ def _read_reasoning(item: wire.InputItem, where: str) -> str:
 
 def _read_arguments(item: wire.InputItem, where: str) -> str:
     """Return arguments as text: those of a search are an object."""
-    raw = to_json_bytes(item.arguments) or b'""'
-    if not raw.startswith(b'"'):
-        return raw.decode()
+    text = to_json_text(item.arguments) or '""'
+    if not text.startswith('"'):
+        return text
     return _decode(item.arguments, _TEXT, f"{where}.arguments") or ""
 
 
