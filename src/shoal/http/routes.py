@@ -21,6 +21,9 @@ class Route(NamedTuple):
 
 _Methods: TypeAlias = dict[str, Route]
 _SUFFIX = re.compile(r"(?:/[a-z_]+)?")
+_SLASHES = re.compile(r"/{2,}")
+_VERSIONS = re.compile(r"\A(?:/+v1){2,}/")
+"""Of a base URL that ends in /v1, joined with a path that starts with it."""
 
 
 class Miss(NamedTuple):
@@ -87,9 +90,10 @@ class Routes:
                 return Route(route.surface, route.operation, parameter)
         if under:
             return self._method_not_allowed(method, path, _merge_methods(under))
-        return Miss(
-            self._find_owner(path), RouteNotFound(f"Unknown request URL: {method} {path}. See /docs for the routes.")
-        )
+        fixed = _SLASHES.sub("/", _VERSIONS.sub("/v1/", path))
+        meant = fixed != path and (fixed in self._exact or self._match_prefix(fixed))
+        remedy = f"Send it to {fixed}: check the client's base URL" if meant else "See /docs for the routes"
+        return Miss(self._find_owner(path), RouteNotFound(f"Unknown request URL: {method} {path}. {remedy}."))
 
     def allowed_methods(self, path: str) -> str:
         """Return the methods of a path as the value of an Allow header; "" for an unknown path."""

@@ -99,6 +99,27 @@ def test_unmatched_paths(method: str, path: str, owner: str, allow: str | None) 
         assert match.error.allow == allow
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("//v1/b", "/v1/b"),
+        ("/v1//b/", "/v1/b/"),
+        ("/v1/v1/b", "/v1/b"),
+        ("/v1//v1/b", "/v1/b"),
+        ("//v1/m/x", "/v1/m/x"),
+        ("//v1/c", None),
+        ("/v1/v1", None),
+    ],
+)
+def test_base_urls_with_too_much(path: str, meant: str | None) -> None:
+    """The error names the path without repeated slashes or versions, if there is a route for it."""
+    match = table(ONE, NamedSurface("four", ("POST", "/v1/b"), ("GET", "/v1/m/{id:path}"))).find("POST", path)
+    assert isinstance(match, Miss)
+    assert isinstance(match.error, RouteNotFound)
+    remedy = f"Send it to {meant}: check the client's base URL." if meant else "See /docs for the routes."
+    assert match.error.message == f"Unknown request URL: POST {path}. {remedy}"
+
+
 def test_two_claims_of_one_route() -> None:
     """Two surfaces cannot own the same method of a path, with or without a trailing slash."""
     with pytest.raises(ValueError, match="registered twice"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import logging
 import re
 from functools import cache
@@ -144,6 +145,10 @@ def to_request_error(error: Exception, body: bytes) -> RequestError:
         return Malformed("The body is nested too deeply.")
     if isinstance(error, UnicodeDecodeError):
         return Malformed("The body is not UTF-8; encode it as UTF-8.")
+    if not body or body.isspace():
+        return Malformed("The body is empty; send JSON.")
+    if body.startswith(codecs.BOM_UTF8):
+        return Malformed("The body starts with a byte order mark; encode it as UTF-8 without one.")
     if half := _find_lone_surrogate(str(error), body):
         return Malformed(
             f"The body contains half of a character (the lone surrogate \\{half}): a string was cut inside an emoji. "

@@ -92,6 +92,20 @@ def test_invalid_json_is_malformed(decode: decoder.Decoder[Outer], body: bytes) 
         decode(body)
 
 
+@pytest.mark.parametrize(
+    ("body", "remedy"),
+    [
+        (b"", "is empty; send JSON"),
+        (b" \n", "is empty; send JSON"),
+        (b'\xef\xbb\xbf{"a":1}', "byte order mark; encode it as UTF-8 without one"),
+    ],
+)
+def test_common_mistakes_are_named(decode: decoder.Decoder[Outer], body: bytes, remedy: str) -> None:
+    """The parser's words ("truncated", "invalid character") would not tell what to do."""
+    with pytest.raises(Malformed, match=remedy):
+        decode(body)
+
+
 class Lists(msgspec.Struct):
     ids: str | list[str | TokenId | list[TokenId]]
     more: int = 0
