@@ -89,7 +89,7 @@ class Triton:
             self.loaded.pop(name, None)
             assert self.http("POST", f"/v2/repository/models/{name}/unload")[0] == 200
             while self.state(name) not in ("", "UNAVAILABLE"):
-                pass
+                time.sleep(0.01)
 
     def state(self, name: str) -> str:
         """Return a model's state in the repository index; "" if it was never loaded or is absent."""

@@ -49,7 +49,7 @@ def options(folder: Path, **changes: Any) -> TritonOptions:
 async def until(true: Callable[[], bool]) -> None:
     """Run the loop until a condition is true; the test's timeout limits it."""
     while not true():  # noqa: ASYNC110 - another process has no event to wait for
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
 
 
 async def test_started_and_stopped(fake: Make, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -120,7 +121,7 @@ def test_a_server_that_is_given_up_ends_its_supervisor(up: Up) -> None:
     assert state.server is not None
     assert state.server.signal(signal.SIGKILL)
     while folder.is_supervised():
-        pass
+        time.sleep(0.001)
     assert folder.read() is None
     assert "1 times in a row" in (folder.path.parent / "supervisor.log").read_text()
 
