@@ -28,8 +28,8 @@ ALONE_SERVERS += $(filter-out $(ALONE_SERVERS),$(wildcard tests/integration/test
 ALONE := $(ALONE_HERE) $(ALONE_SERVERS)
 CLUSTER := tests/integration/test_ray.py tests/integration/test_ray_bulk.py
 AGENTS := tests/clients/test_agents.py tests/clients/test_claude_code.py tests/clients/test_required_tools.py::test_ai_sdk
-ENGINES := tests/contract/engines tests/contract/pipelines tests/unit/backends/genai \
-	tests/unit/backends/local/test_open_dual_encoder.py tests/unit/backends/local/test_open.py
+ENGINES := tests/contract/engines $(addprefix tests/unit/backends/,$(addsuffix .py,$(addprefix genai/test_,generator gguf open pipeline) \
+	local/test_open_dual_encoder local/test_open))
 EXPORT := tests/parity/test_export.py tests/parity/test_conversion.py
 PORT := 8080
 MODEL :=
@@ -90,12 +90,19 @@ web: $(VENV)/.installed
 test: setup
 	$(if $(ARGS),$(PYTEST) $(ARGS),$(call all,,$(ALONE_HERE),$(ALONE_SERVERS)))
 
-# Without what starts real servers, and what depends on no package: nothing of it sees a version that the rest does not.
-PURE := $(addprefix tests/,contract/lanes $(addprefix unit/,bench core deploy docs web test_architecture.py))
+# Without what starts real servers; without PURE, which depends on no package; and without SAME, which depends on packages
+# whose lowest version is the locked one, so that `make test` runs the same: tests/unit/test_requirements.py compares them.
+PURE := $(addprefix tests/,contract/lanes surfaces/test_costly_requests.py $(addprefix unit/,bench core deploy docs web \
+	batches downloads cache/test_files.py pipelines/chat/tools server/test_garbage_collection.py \
+	$(addprefix backends/triton/test_,$(addsuffix .py,process repository_crash run_state server supervise)) \
+	$(addprefix test_,$(addsuffix .py,architecture changelog closing conftest durations makefile names release requirements))))
+SAME := $(addprefix tests/unit/pipelines/,chat/test_bounds.py image/test_bombs.py) \
+	$(filter-out %/test_open.py %/test_pipeline.py,$(wildcard tests/unit/backends/genai/test_*.py))
 test-lowest: BIN := $(LOWEST)/bin
 test-lowest: export HYPOTHESIS_PROFILE := few
+test-lowest: OMITTED := $(addprefix --ignore=,$(PURE) $(SAME))
 test-lowest: $(LOWEST)/.installed
-	$(if $(ARGS),$(PYTEST) $(ARGS),$(call all,$(addprefix --ignore=,$(PURE)) tests/unit tests/surfaces tests/contract,$(ALONE_HERE)))
+	$(if $(ARGS),$(PYTEST) $(ARGS),$(call all,$(OMITTED) tests/unit tests/surfaces tests/contract,$(OMITTED) $(ALONE_HERE)))
 
 # $(call all,<paths>,<paths of those that run alone>,<paths of those that run two at a time>): each also when one fails.
 define all
@@ -114,9 +121,9 @@ tried = { args="$(2)"; kept="cache_dir=build/pytest/$(1)"; $(PYTEST) -o "$$kept"
 	[ $$? = 1 ] && echo "$(1): what failed, again by itself:" && $(PYTEST) -o "$$kept" $$args $(AGAIN); } || \
 	{ echo "$(1): failed"; false; }; }
 
-# What computes, for another ISA.
+# What computes, for another ISA; Triton and TEI compute elsewhere.
 test-engines: setup
-	@$(call tried,$@,$(call processes,2) $(ENGINES))
+	@$(call tried,$@,$(call processes,2) --ignore=tests/contract/engines/test_tei.py -k not(triton) $(ENGINES))
 
 coverage: setup
 	$(BIN)/python -m coverage run -m pytest $(ARGS) tests/unit/core tests/contract

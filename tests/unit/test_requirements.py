@@ -117,6 +117,13 @@ def test_the_lowest_versions_match_the_lower_bounds(extra: str) -> None:
         )
 
 
+@pytest.mark.parametrize("package", ["jinja2", "msgspec", "openvino", "openvino-genai", "pillow"])
+def test_packages_of_omitted_tests_have_one_version(package: str) -> None:
+    """`make test-lowest` omits tests of these packages (SAME in the Makefile), which would run the same code again."""
+    lowest, locked = (pinned_versions(name)[package] for name in ("lowest", "dev"))
+    assert lowest == locked, f"{package}: remove its tests from SAME in the Makefile, and its name here"
+
+
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
 def test_every_python_gets_one_version_of_each(python: str) -> None:
     """If a package has several versions, their conditions select one for each Python on Linux."""
