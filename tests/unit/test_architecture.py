@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -132,14 +132,30 @@ def is_allowed(name: str, own: str, may: set[str]) -> bool:
     return any(name == each or name.startswith(f"{each}.") for each in may | {own})
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_imports_follow_the_layers(path: Path) -> None:
+def files_of(*packages: str) -> list[Path]:
+    """Return the files of top-level packages or modules."""
+    return [path for path in FILES if name_of(path).partition(".")[0] in packages]
+
+
+def files_outside(packages: Collection[str]) -> list[Path]:
+    return [path for path in FILES if name_of(path).partition(".")[0] not in packages]
+
+
+def check(paths: Iterable[Path], violations: Callable[[Path], Iterable[object]], advice: str) -> None:
+    """Fail with all violations in all files; each is an import, a name or a line."""
+    found = [f"{name_of(path)}: {each}" for path in paths for each in violations(path)]
+    assert not found, "\n".join([advice, *found])
+
+
+def test_imports_follow_the_layers() -> None:
     """A module imports only its own package and what its layer allows, at the top of the file or inside a function."""
-    own = name_of(path).partition(".")[0]
-    may = MAY_IMPORT[own]
-    if may is not None:
-        wrong = {name for name in internal(path) if not is_allowed(name, own, may | {"__version__"})}
-        assert not wrong, f"{name_of(path)} may not import {', '.join(sorted(wrong))}"
+
+    def wrong(path: Path) -> set[str]:
+        own = name_of(path).partition(".")[0]
+        may = MAY_IMPORT[own]
+        return {name for name in internal(path) if may is not None and not is_allowed(name, own, may | {"__version__"})}
+
+    check(FILES, wrong, "MAY_IMPORT forbids these imports")
 
 
 def dialect_of(name: str) -> str:
@@ -157,13 +173,12 @@ def foreign_dialects(name: str, imported: set[str]) -> set[str]:
     return {each for each in imported if dialect_of(each) in DIALECTS - {dialect_of(name)}}
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if name_of(path).startswith("surfaces.")], ids=name_of)
-def test_no_dialect_imports_another(path: Path) -> None:
+def test_no_dialect_imports_another() -> None:
     """Each dialect can be read, changed and removed alone; shared code is in surfaces/shared or http. Only
     surfaces/__init__ imports them all.
     """
-    dialects = foreign_dialects(name_of(path), internal(path))
-    assert not dialects, f"{name_of(path)} imports {', '.join(sorted(dialects))}"
+    dialects = [path for path in files_of("surfaces") if name_of(path) != "surfaces"]
+    check(dialects, lambda path: foreign_dialects(name_of(path), internal(path)), "these imports are of other dialects")
 
 
 def test_every_top_level_name_has_a_rule() -> None:
@@ -183,32 +198,46 @@ def test_leaves_import_little(name: str) -> None:
     assert tops <= LEAF_LIBRARIES | sys.stdlib_module_names | ({"shoal"} if name == "types" else set())
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_names_are_specific(path: Path) -> None:
+def generic_names(path: Path) -> list[str]:
+    """Return names of the module, its packages and its classes that have a banned word."""
+    names = [path.stem, *path.relative_to(SOURCE).parts[:-1], *re.findall(r"^ *class (\w+)", path.read_text(), re.M)]
+    return [name for name in names if any(BANNED.fullmatch(word.lower()) for word in WORD.findall(name))]
+
+
+def test_names_are_specific() -> None:
     """No module or class has a generic name that only says that it does something."""
-    classes = [node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
-    for name in [path.stem, *path.relative_to(SOURCE).parts[:-1], *classes]:
-        for word in WORD.findall(name):
-            assert not BANNED.fullmatch(word.lower()), f"{name_of(path)}: {name}"
+    check(FILES, generic_names, "these names are too general")
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.parent != PROGRAMS], ids=name_of)
-def test_nothing_reads_the_environment_on_import(path: Path) -> None:
+def environment_reads(path: Path) -> Iterator[int]:
+    """Yield the lines that read the environment when the module is imported."""
+    text = path.read_text()
+    if not {"environ", "getenv"} & set(re.findall(r"\w+", text)):
+        return
+    for node in _run_on_import(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}:
+            yield node.lineno
+
+
+def test_nothing_reads_the_environment_on_import() -> None:
     """Settings are read at startup; a module that reads them on import cannot be configured or tested."""
-    for node in _run_on_import(ast.parse(path.read_text())):
-        assert not (isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}), f"{path}:{node.lineno}"
+    check((path for path in FILES if path.parent != PROGRAMS), environment_reads, "these lines read the environment")
 
 
 FOLDERS = {path.name for path in (SOURCE / "backends").iterdir() if path.is_dir()} - {"base", "__pycache__"}
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if name_of(path).split(".")[0] != "backends"], ids=name_of)
-def test_nothing_names_a_backend(path: Path) -> None:
+def test_nothing_names_a_backend() -> None:
     """Code outside `backends` uses the table; only commands for files and for Triton itself name a backend, within the
     limits of their layer, and what Ray runs.
     """
-    named = {name for name in internal(path) if name.startswith("backends.") and name.split(".")[1] in FOLDERS}
-    assert not named or name_of(path).startswith(("cli.", "ray.")), f"{name_of(path)} names {', '.join(sorted(named))}"
+
+    def named(path: Path) -> list[str]:
+        return [name for name in internal(path) if name.startswith("backends.") and name.split(".")[1] in FOLDERS]
+
+    allowed = ("backends", "cli.", "ray.")
+    others = [path for path in FILES if not name_of(path).startswith(allowed)]
+    check(others, named, "only the table of backends may import these")
 
 
 PARTS = {"genai": "local"}
@@ -227,13 +256,12 @@ def foreign_backends(name: str, imported: set[str]) -> set[str]:
     return {each for each in imported if backend_of(each) not in ("", backend_of(name))}
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if name_of(path).startswith("backends")], ids=name_of)
-def test_no_backend_imports_another(path: Path) -> None:
+def test_no_backend_imports_another() -> None:
     """Each backend can be read, changed and removed alone; shared code is in backends/base, models or pipelines. The
     table imports a backend only when it is used.
     """
-    backends = foreign_backends(name_of(path), internal(path))
-    assert not backends, f"{name_of(path)} imports {', '.join(sorted(backends))}"
+    foreign = "these imports are of other backends"
+    check(files_of("backends"), lambda path: foreign_backends(name_of(path), internal(path)), foreign)
 
 
 MAY_NAME_BACKENDS = {"backends", "bench", "cli", "config", "ray"}
@@ -260,19 +288,10 @@ def named_backends(path: Path, dialects: set[str]) -> Iterator[str]:
             yield str(node.value)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        path
-        for path in FILES
-        if name_of(path).partition(".")[0] not in MAY_NAME_BACKENDS and name_of(path) not in CHOICE
-    ],
-    ids=name_of,
-)
-def test_no_text_names_a_backend(path: Path) -> None:
+def test_no_text_names_a_backend() -> None:
     """Code checks a fact of a backend or a model, not its name, so a new backend needs no change here."""
-    backends = set(named_backends(path, DIALECTS))
-    assert not backends, f"{name_of(path)} names {', '.join(sorted(backends))}"
+    others = [path for path in files_outside(MAY_NAME_BACKENDS) if name_of(path) != CHOICE]
+    check(others, lambda path: named_backends(path, DIALECTS), "check a fact of the backend, not its name")
 
 
 def test_backend_choices_match_the_table() -> None:
@@ -302,15 +321,15 @@ def foreign_assignments(path: Path) -> Iterator[str]:
             yield ast.unparse(node)
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if name_of(path).partition(".")[0] == "app"], ids=name_of)
-def test_nothing_is_attached_after_construction(path: Path) -> None:
+def test_nothing_is_attached_after_construction() -> None:
     """An object gets its dependencies by its constructor, or by one of its own methods."""
-    assert not list(foreign_assignments(path))
+    check(files_of("app"), foreign_assignments, "these attributes are assigned from outside")
 
 
 def typed_decoding(path: Path) -> Iterator[int]:
     """Return the lines on which msgspec describes a type: `Decoder(...)`, `convert(...)`, `decode(..., type=...)`."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)) if "msgspec" in text else ():
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("msgspec."):
             name = ast.unparse(node.func).rpartition(".")[2]
             typed = any(each.arg == "type" for each in node.keywords)
@@ -322,27 +341,24 @@ def typed_decoding(path: Path) -> Iterator[int]:
 ONE_THREAD = {"http", "surfaces", "cli", "bench", "decoding"}
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if name_of(path).partition(".")[0] not in ONE_THREAD], ids=name_of
-)
-def test_types_are_described_under_a_lock(path: Path) -> None:
+def test_types_are_described_under_a_lock() -> None:
     """Code that load threads may run gets its decoders from `shoal.decoding`: msgspec's first decode of a type is not
     thread-safe.
     """
-    assert not list(typed_decoding(path)), f"use shoal.decoding in {path}"
+    check(files_outside(ONE_THREAD), typed_decoding, "use shoal.decoding in these lines")
 
 
 def async_starts(path: Path) -> Iterator[int]:
     """Yield the lines that start a process through the event loop."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)) if "subprocess_" in text else ():
         if isinstance(node, ast.Attribute) and node.attr.startswith(("create_subprocess_", "subprocess_")):
             yield node.lineno
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_no_process_starts_through_the_loop(path: Path) -> None:
+def test_no_process_starts_through_the_loop() -> None:
     """uvloop forks, and gRPC crashes what is forked: see `shoal.backends.base.child_process`."""
-    assert not list(async_starts(path)), f"use ChildProcess in {path}"
+    check(FILES, async_starts, "use ChildProcess in these lines")
 
 
 def _run_on_import(node: ast.AST) -> Iterator[ast.AST]:
@@ -373,6 +389,10 @@ def test_the_rules_detect_violations(tmp_path: Path) -> None:
     assert list(foreign_assignments(file)) == ["registry.gone"]
     file.write_text("import asyncio\nasyncio.create_subprocess_exec('true')\n")
     assert list(async_starts(file)) == [2]
+    with pytest.raises(AssertionError, match=r"use ChildProcess\s+__init__: 2\s+__main__: 2"):
+        check([SOURCE / "__init__.py", SOURCE / "__main__.py"], lambda _: async_starts(file), "use ChildProcess")
+    file.write_text("import os\nA = os.environ\ndef f():\n    return os.environ\n")
+    assert list(environment_reads(file)) == [2]
     file.write_text(
         "import msgspec\n"
         "def f(data):\n"
