@@ -24,7 +24,7 @@ from shoal.backends.openai.errors import lacks_model, lacks_route
 from shoal.backends.openai.open_lanes import PROBE_S, MakeLane, Servers, open_embedder, open_scorer
 from shoal.backends.openai.replicas import Replica, ServerPool
 from shoal.backends.openai.routes import Kind, Route, find_score_routes
-from shoal.backends.openai.runner import PATHS, UpstreamOptions, UpstreamRunner
+from shoal.backends.openai.runner import OPTIONAL, PATHS, UpstreamOptions, UpstreamRunner
 from shoal.backends.openai.stream_passthrough import RESPONSES
 from shoal.backends.openai.wire import ModelsWire, ModelWire
 from shoal.config.settings import ModelTable, Settings
@@ -54,12 +54,13 @@ BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 @dataclass(frozen=True, slots=True)
 class _Discovery:
     """Facts of the model from the first server that answers. `listed` is None if the server does not list the model.
-    `routes` are those that may score."""
+    `routes` are those that may score. `is_llama_cpp`: whether it is llama.cpp's server."""
 
     number: int
     tasks: tuple[TaskKind, ...]
     listed: ModelWire | None
     routes: Sequence[Route] = ()
+    is_llama_cpp: bool = False
 
 
 class _NotReadyYet(Exception):
@@ -171,6 +172,7 @@ async def _discover(client: Client, model: str, table: ModelTable, number: int) 
         raise _NotReadyYet(f"/models returns status {answer.status}{quote_message(answer)}")
     listed = _parse_model_list(answer) or []
     own = next((one for one in listed if one.id == model), None)
+    is_llama_cpp = any(one.owned_by == "llamacpp" for one in listed)  # it answers to any name
     if tasks := table.tasks or (own.supported_tasks if own is not None else ()):
         kinds = [
             kind for kind, does in _ROUTE_TASKS.items() if does in tasks or (kind == "classify" and "rerank" in tasks)
@@ -178,7 +180,7 @@ async def _discover(client: Client, model: str, table: ModelTable, number: int) 
         routes, unsure = await find_score_routes(client, model, kinds, ASK_S)
         if kinds and not routes:
             _raise_if_unsure(unsure, client, "score")
-        return _Discovery(number, tasks, own, routes)
+        return _Discovery(number, tasks, own, routes, is_llama_cpp)
     embeds = await _embeds(client, model)
     generates = await _generates(client, model)
     answers: dict[TaskKind, bool | Answer] = {"embed": embeds, "generate": generates}
@@ -190,7 +192,7 @@ async def _discover(client: Client, model: str, table: ModelTable, number: int) 
         if isinstance(outcome, Answer) and (why := _retry_reason(outcome, client, tasks)):
             raise _NotReadyYet(f"cannot find out whether it can {task}: {why}{_TASKS_HINT if tasks else ''}")
     if tasks:
-        return _Discovery(number, tasks, own, routes)
+        return _Discovery(number, tasks, own, routes, is_llama_cpp)
     if not any(
         isinstance(outcome, Answer) and rejected_key_error(outcome, client.base) for outcome in answers.values()
     ):
@@ -286,12 +288,12 @@ async def _open_runners(target: Target, clients: Sequence[Client], found: _Disco
             runners.append(scorer)
             facts = facts if "embed" in tasks else scorer.facts
         if "generate" in tasks:
-            runners.append(_open_generator(target, clients, replace(facts, tasks=("generate",), labels=())))
+            runners.append(_open_generator(target, clients, found, replace(facts, tasks=("generate",), labels=())))
         opened.pop_all()
     return runners
 
 
-def _open_generator(target: Target, clients: Sequence[Client], facts: ModelFacts) -> UpstreamRunner:
+def _open_generator(target: Target, clients: Sequence[Client], found: _Discovery, facts: ModelFacts) -> UpstreamRunner:
     table, settings = target.table, target.settings
     adapters = {name: str(there) for name, there in table.adapters.items()}
     fleet = ServerPool(
@@ -305,7 +307,8 @@ def _open_generator(target: Target, clients: Sequence[Client], facts: ModelFacts
         defaults=defaults,
         first_token_timeout_s=settings.first_token_timeout_s,
         routing=settings.replica_routing,
-        translates_responses=settings.translate_responses,
+        translates=_list_translated(target, found),
+        names_tools=not found.is_llama_cpp,
     )
     fleet.start()
     return UpstreamRunner(fleet, facts, options)
@@ -319,7 +322,9 @@ def _build_facts(target: Target, found: _Discovery) -> ModelFacts:
         source=target.source,
         backend="openai",
         knows_token_ids=True,
-        passes=_list_dialects(target) if "generate" in found.tasks else (),
+        passes=tuple(each for each in PATHS if each not in _list_translated(target, found))
+        if "generate" in found.tasks
+        else (),
         tasks=found.tasks,
         context_tokens=(
             table.context_tokens
@@ -348,6 +353,12 @@ def _accepts_images(table: ModelTable, found: _Discovery) -> bool:
     return found.listed is not None and found.listed.accepts_images if table.vision is None else table.vision
 
 
-def _list_dialects(target: Target) -> tuple[str, ...]:
-    """Return the dialects that are passed on as they came."""
-    return tuple(each for each in PATHS if each != RESPONSES or not target.settings.translate_responses)
+def _list_translated(target: Target, found: _Discovery) -> frozenset[str]:
+    """Return the dialects that are converted to chat completions.
+
+    llama.cpp's routes for them leave out what its chat completions do: forms of the answer, calls that are ruled out,
+    thinking that is switched off, and that the answer was cut.
+    """
+    if found.is_llama_cpp:
+        return OPTIONAL
+    return frozenset((RESPONSES,) if target.settings.translate_responses else ())

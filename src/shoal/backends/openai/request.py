@@ -40,11 +40,13 @@ def build_request(
     strip: Collection[str] = (),
     defaults: Mapping[str, Any],
     length_field: str = "max_tokens",
+    names_tools: bool = True,
 ) -> tuple[str, bytes]:
     """Return the path and the body of a task for `model`.
 
     Fields in `strip` are omitted; `defaults` fill fields that the task does not set. A chat's `max_tokens` is sent as
-    `length_field`. Raises InvalidValue for a mix of text and token id prompts, which one request cannot carry.
+    `length_field`. Without `names_tools`, a choice of one function becomes a required call with only that function.
+    Raises InvalidValue for a mix of text and token id prompts, which one request cannot carry.
     """
     fields: dict[str, Any] = {"model": model}
     chat = not task.prompts
@@ -53,7 +55,7 @@ def build_request(
         is_anthropic = task.raw is not None and task.raw[0] == MESSAGES
         messages = fold_instructions(task.messages) if is_anthropic else task.messages
         fields["messages"] = _merge_instructions([_message(message) for message in messages])
-        fields |= _tool_fields(task)
+        fields |= _tool_fields(task, names_tools=names_tools)
         fields |= _template_fields(task)
     else:
         fields["prompt"] = _prompt(task)
@@ -138,11 +140,17 @@ def _template_fields(task: Generate) -> dict[str, Any]:
     return fields
 
 
-def _tool_fields(task: Generate) -> dict[str, Any]:
+def _tool_fields(task: Generate, *, names_tools: bool) -> dict[str, Any]:
     if not task.tools:
         return {}
-    fields: dict[str, Any] = {"tools": [{"type": "function", "function": _function(tool)} for tool in task.tools]}
-    if task.tool_choice == "function":
+    tools = task.tools
+    as_required = task.tool_choice == "function" and not names_tools
+    if as_required:
+        tools = [tool for tool in tools if tool.name == task.tool_name]
+    fields: dict[str, Any] = {"tools": [{"type": "function", "function": _function(tool)} for tool in tools]}
+    if as_required:
+        fields |= {"tool_choice": "required", "parallel_tool_calls": False}
+    elif task.tool_choice == "function":
         fields["tool_choice"] = {"type": "function", "function": {"name": task.tool_name}}
     elif task.tool_choice != "auto":
         fields["tool_choice"] = task.tool_choice

@@ -61,14 +61,15 @@ RETRYABLE_STATUSES = frozenset({429, 502, 503})
 class UpstreamOptions:
     """`strip`: fields that are never passed on. `defaults`: fields of chat and completions for requests without them,
     by wire name. `first_token_timeout_s`: time without a first piece after which the gateway ends a stream; it counts
-    as a failure of the replica. `routing`: how replicas are chosen. `translates_responses`: as if the server had no
-    /responses."""
+    as a failure of the replica. `routing`: how replicas are chosen. `translates`: dialects that are converted although
+    the server may have their routes. `names_tools`: whether the server follows a choice of one function."""
 
     strip: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     first_token_timeout_s: float = 60.0
     routing: Routing = "session"
-    translates_responses: bool = False
+    translates: frozenset[str] = frozenset()
+    names_tools: bool = True
 
 
 class _UpstreamRequest(NamedTuple):
@@ -100,9 +101,9 @@ class UpstreamRunner:
         self._facts = facts
         self._options = options or UpstreamOptions()
         # Until when the servers are taken to lack a route, or one of them a field: they may be replaced by other ones.
-        self._lacking: dict[str | tuple[Replica, str], float] = (
-            {PATHS[RESPONSES]: math.inf} if self._options.translates_responses else {}
-        )
+        self._lacking: dict[str | tuple[Replica, str], float] = {
+            PATHS[dialect]: math.inf for dialect in self._options.translates
+        }
         self._has_several = len(fleet.replicas) > 1
 
     @property
@@ -216,7 +217,14 @@ class UpstreamRunner:
             options = self._options
             renamed = renamed or self._lacks((replica, MAX_TOKENS))
             field = "max_completion_tokens" if renamed else MAX_TOKENS
-            path, body = build_request(task, model, strip=options.strip, defaults=options.defaults, length_field=field)
+            path, body = build_request(
+                task,
+                model,
+                strip=options.strip,
+                defaults=options.defaults,
+                length_field=field,
+                names_tools=options.names_tools,
+            )
             return _UpstreamRequest(
                 path, body, renamed=None if renamed else partial(make_request, replica, renamed=True)
             )

@@ -184,12 +184,13 @@ class VectorsWire(msgspec.Struct):
 
 
 class ModelWire(msgspec.Struct):
-    """An entry of /models: `max_model_len` is vLLM's, `meta` llama.cpp's, `context_length` that of several others,
-    `architecture` OpenRouter's and that of llama.cpp's router, `capabilities` Mistral's; `tasks`, `labels`,
-    `context_tokens`, `max_input_tokens` and `vision` are Shoal's own. Other servers may use these names differently, so
-    every type is checked."""
+    """An entry of /models: `max_model_len` is vLLM's, `meta` llama.cpp's, which is `owned_by` "llamacpp",
+    `context_length` that of several others, `architecture` OpenRouter's and that of llama.cpp's router, `capabilities`
+    Mistral's; `tasks`, `labels`, `context_tokens`, `max_input_tokens` and `vision` are Shoal's own. Other servers may
+    use these names differently, so every type is checked."""
 
     id: str
+    owned_by: Any = None
     tasks: Any = None
     labels: Any = None
     context_tokens: Any = None

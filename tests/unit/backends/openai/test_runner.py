@@ -574,12 +574,14 @@ class TestServersWithoutResponses:
             await chunks_of(runner, task)
         assert [request.path for request in server.requests] == ["/v1/responses"]
 
-    @pytest.mark.parametrize(("translates", "dialect"), [(True, "openai.responses"), (False, "")])
-    async def test_servers_that_do_not_get_them(self, server: FakeUpstream, translates: bool, dialect: str) -> None:
+    @pytest.mark.parametrize(("translates", "dialect"), [(("openai.responses",), "openai.responses"), ((), "")])
+    async def test_servers_that_do_not_get_them(
+        self, server: FakeUpstream, translates: tuple[str, ...], dialect: str
+    ) -> None:
         """Because the operator says so, or because the body refers to what only Shoal stores."""
         choice = {"index": 0, "message": {"content": "hey"}, "finish_reason": "stop"}
         server.on("/chat/completions", answer({**HEAD, "choices": [choice], "usage": USAGE}))
-        runner = runner_of(server, options=UpstreamOptions(translates_responses=translates))
+        runner = runner_of(server, options=UpstreamOptions(translates=frozenset(translates)))
         chunks = await chunks_of(runner, make_task({"model": "mine", "input": "hi"}, dialect=dialect))
         assert "".join(chunk.text for chunk in chunks) == "hey"
         assert [request.path for request in server.requests] == ["/v1/chat/completions"]

@@ -29,7 +29,7 @@ from shoal.errors import (
     UpstreamRefused,
 )
 from shoal.models.address import ServedModel
-from shoal.types import Array, Chunk, Context, Generate, Message
+from shoal.types import Array, Chunk, Context, Generate, Message, Tool
 from tests.fakes.openai_server import DIMENSION, Exchange, FakeUpstream, Script, answer, fields_of, vector_of
 from tests.unit.backends.openai.open.kit import NO_MODEL, NO_ROUTE, Open, chats, embed
 from tests.unit.models import checkpoints
@@ -264,6 +264,19 @@ class TestGeneration:
         assert "openai.responses" in (await opened(tasks=("generate",))).facts.passes
         settings = Settings(home=str(tmp_path), translate_responses=True)
         assert "openai.responses" not in (await opened(tasks=("generate",), settings=settings)).facts.passes
+
+    async def test_llama_cpp_gets_chat_completions(self, server: FakeUpstream, opened: Open) -> None:
+        """Under any name; its routes for other dialects ignore fields, and its chats a choice of one tool."""
+        server.models = [{"id": "/models/tiny.gguf", "object": "model", "owned_by": "llamacpp", "meta": {"n_ctx": 512}}]
+        runner = await opened(tasks=("generate",))
+        assert set(runner.facts.passes) == {"openai.chat", "openai.completions"}
+        tools = [Tool(name="a"), Tool(name="b")]
+        for dialect in ("anthropic.messages", "openai.responses"):
+            await chat(runner, raw=(dialect, fields_of(b"{}")), tools=tools, tool_choice="function", tool_name="b")
+            sent = server.requests[-1]
+            assert sent.path == "/v1/chat/completions"
+            assert sent.json["tools"] == [{"type": "function", "function": {"name": "b"}}]
+            assert (sent.json["tool_choice"], sent.json["parallel_tool_calls"]) == ("required", False)
 
     async def test_how_long_a_first_piece_may_take(self, opened: Open, tmp_path: Path) -> None:
         """A replica is judged by the gateway's first-token timeout."""
