@@ -444,6 +444,10 @@ async def test_statuses(error: ShoalError, status: int, kind: str) -> None:
         (b'{"error":{"message":"bad field","type":"x"}}', "bad field"),
         (b'{"message":"bad field"}', "bad field"),
         (b'{"error":{"message":"too many","code":"context_length_exceeded"}}', "prompt is too long: too many"),
+        (
+            b'{"type":"error","error":{"type":"BadRequestError","message":"maximum context length is 9"}}',
+            "prompt is too long: maximum context length is 9",
+        ),
         (b"<html>", "the server refused"),
         (b"[]", "the server refused"),
     ],
@@ -451,7 +455,8 @@ async def test_statuses(error: ShoalError, status: int, kind: str) -> None:
 async def test_refusals_of_an_upstream(body: bytes, message: str) -> None:
     """Its own words, in Anthropic's form; agents compact their conversation at "prompt is too long"."""
     error = UpstreamRefused("the server refused", status=400, body=body)
-    assert error_of(await serve_chat(FakeRunner(error=error)).call("POST", PATH, ask()))["message"] == message
+    found = error_of(await serve_chat(FakeRunner(error=error)).call("POST", PATH, ask()))
+    assert found == {"type": "invalid_request_error", "message": message}
     own = b'{"type":"error","error":{"type":"billing_error","message":"x"},"request_id":"theirs"}'
     passed = await serve_chat(FakeRunner(error=UpstreamRefused("no", status=402, body=own))).call("POST", PATH, ask())
     assert (passed.status, passed.json()) == (402, orjson.loads(own))

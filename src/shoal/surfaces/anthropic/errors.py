@@ -13,6 +13,8 @@ from shoal.surfaces.anthropic import wire
 
 ENCODE = msgspec.json.Encoder().encode
 _TOO_LONG = re.compile(r"maximum context length|context_length_exceeded|exceed_context_size|prompt is too long")
+_TYPE = re.compile(r"[a-z_]+_error")
+"""Anthropic's types. vLLM writes errors in this format with types of its own, such as BadRequestError."""
 _ANY = msgspec.json.Decoder()
 
 
@@ -26,9 +28,9 @@ def render_error(error: ShoalError) -> tuple[int, dict[str, str], bytes]:
 
 
 def describe_error(error: ShoalError) -> Any:
-    """Build the body. Of an upstream's error in OpenAI's format, the message is kept."""
+    """Build the body. Of an upstream's error in another format, the message is kept."""
     upstream = _read_upstream(error)
-    if upstream.get("type") == "error" and isinstance(upstream.get("error"), dict):
+    if _is_anthropic(upstream):
         return upstream
     _, kind = status_codes.anthropic_status(error)
     message = _find_message(upstream) or error.message
@@ -36,6 +38,12 @@ def describe_error(error: ShoalError) -> Any:
         # Agents compact their conversation at these words.
         message = message if message.startswith("prompt is too long") else f"prompt is too long: {message}"
     return wire.AnthropicError(error=wire.ErrorDetail(type=kind, message=message), request_id=error.request_id or None)
+
+
+def _is_anthropic(body: dict[str, Any]) -> bool:
+    detail = body.get("error")
+    kind = detail.get("type") if isinstance(detail, dict) else None
+    return body.get("type") == "error" and isinstance(kind, str) and _TYPE.fullmatch(kind) is not None
 
 
 def _is_too_long(error: ShoalError, message: str) -> bool:
