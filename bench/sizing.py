@@ -290,13 +290,14 @@ def load_results(name: str) -> dict[str, Any]:
 
 
 def planned_costs(measured: dict[str, Any]) -> dict[int, Costs]:
-    """By texts a request. In the model process a real tokenizer takes the place of what `fake:` computes."""
+    """By texts a request. Fronts tokenize, and the model process does nothing in the place of what `fake:` computes."""
     us, own = measured["us"], measured["text_us"]
     found = {}
     for texts in (1, 32):
         wire = measured["bytes"][f"{texts} x 16, base64"]
-        model = us[f"{texts} x 16, models"] + texts * (own["tokenizer, 16"] - own["fake, 16"])
-        found[texts] = Costs(texts, us[f"{texts} x 16, front"], model, wire["request"] + wire["answer"])
+        front = us[f"{texts} x 16, front"] + texts * own["tokenizer, 16"]
+        model = us[f"{texts} x 16, models"] - texts * own["fake, 16"]
+        found[texts] = Costs(texts, front, model, wire["request"] + wire["answer"])
     return found
 
 
@@ -394,11 +395,12 @@ def cost_table(measured: dict[str, Any]) -> str:
     card = {tokens: 1e6 / gpu[f"{tokens} tokens"]["figures"][listed]["texts_per_s"] for tokens in (16, 100)}
     padded = cpu["100 tokens"]["padded_to"] - cpu["16 tokens"]["padded_to"]
     front = us["1 x 128, front"] - us["1 x 16, front"]
-    model = us["1 x 128, models"] - us["1 x 16, models"]
-    model += own["tokenizer, 128"] - own["tokenizer, 16"] - own["fake, 128"] + own["fake, 16"]
+    planned = front + own["tokenizer, 128"] - own["tokenizer, 16"]
+    model = us["1 x 128, models"] - us["1 x 16, models"] - own["fake, 128"] + own["fake, 16"]
     single = 1e6 / measured_engines()["GPU", 1].texts_per_s
     rows = [
-        ("front", costs[1].front_us, costs[32].front_us / 32, front / 112, memory["front"]),
+        ("front, with `fake:`", us["1 x 16, front"], us["32 x 16, front"] / 32, front / 112, memory["front"]),
+        ("front, planned", costs[1].front_us, costs[32].front_us / 32, planned / 112, ""),
         ("model process, with `fake:`", us["1 x 16, models"], us["32 x 16, models"] / 32, "", memory["model process"]),
         ("model process, planned", costs[1].model_us, costs[32].model_us / 32, model / 112, ""),
         ("CPU core, batches of 32", core[16], core[16], (core[100] - core[16]) / padded, ""),

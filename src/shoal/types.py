@@ -42,6 +42,18 @@ class Image(msgspec.Struct, frozen=True):
 Item: TypeAlias = TextItem | TextPair | Image
 
 
+class TokenizedTexts(msgspec.Struct, frozen=True):
+    """The texts of a task, tokenized in another process than the one that runs the model.
+
+    `tokenizer` identifies what made the tokens (see protocols.SharesTokenizer); another one reads the texts instead.
+    `items`: as that packed them. `seconds`: how long it took.
+    """
+
+    tokenizer: str
+    items: bytes
+    seconds: float = 0.0
+
+
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     """Turn each input into vectors, of every kind in `outputs`.
 
@@ -49,7 +61,8 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     interaction compares (ColBERT, bge-m3); "tokens": one vector for each token read, special ones included, before
     pooling. `prompt_name` names a prompt of the model, put before every text; `input_type` ("query", "document") picks
     one by its role, and the side of a late interaction; both None means the model's own default. `truncate` None
-    follows the model's setting. `normalize` and `dimensions` are of the dense vector, which is cut first.
+    follows the model's setting. `normalize` and `dimensions` are of the dense vector, which is cut first. `tokenized`:
+    the texts among `inputs` again.
     """
 
     kind: ClassVar[TaskKind] = "embed"
@@ -63,6 +76,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     normalize: bool = True
     dimensions: int | None = None
     outputs: tuple[VectorKind, ...] = ("dense",)
+    tokenized: TokenizedTexts | None = None
 
     @property
     def items(self) -> Sequence[Item]:
@@ -75,6 +89,7 @@ class Rerank(msgspec.Struct, frozen=True, kw_only=True, tag="rerank"):
     `raw_scores`: as the model gives them, without its activation. `truncate` None follows the model's setting; of a
     pair that is too long the longer text is cut, token by token. `max_document_tokens` cuts a document by itself first.
     `instruction`: what makes a document relevant, in place of the model's default; only of models that take one.
+    `tokenized`: the pairs again.
     """
 
     kind: ClassVar[TaskKind] = "rerank"
@@ -87,6 +102,7 @@ class Rerank(msgspec.Struct, frozen=True, kw_only=True, tag="rerank"):
     truncation_direction: Direction = "right"
     max_document_tokens: int | None = None
     instruction: str | None = None
+    tokenized: TokenizedTexts | None = None
 
     @property
     def items(self) -> Sequence[Item]:
@@ -100,7 +116,7 @@ class Rerank(msgspec.Struct, frozen=True, kw_only=True, tag="rerank"):
 class Classify(msgspec.Struct, frozen=True, kw_only=True, tag="classify"):
     """Give each input, a text, two texts read together or an image, a score for every label of the model.
 
-    `raw_scores`, `truncate` and `truncation_direction` as in Rerank.
+    `raw_scores`, `truncate` and `truncation_direction` as in Rerank. `tokenized`: the texts among `inputs` again.
     """
 
     kind: ClassVar[TaskKind] = "classify"
@@ -110,6 +126,7 @@ class Classify(msgspec.Struct, frozen=True, kw_only=True, tag="classify"):
     raw_scores: bool = False
     truncate: bool | None = None
     truncation_direction: Direction = "right"
+    tokenized: TokenizedTexts | None = None
 
     @property
     def items(self) -> Sequence[Item]:

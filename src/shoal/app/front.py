@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from shoal.app.front_tokenizers import FrontTokenizers
 from shoal.app.loader import ModelLoader
 from shoal.app.remote_models import FrontConfig, OpenedModels
 from shoal.app.request_log import open_log
@@ -42,6 +43,8 @@ async def open_front(loaded: LoadedConfig, path: str, fronts: int) -> AsyncItera
         log = await open_log(stack, settings)
         process = ModelProcess(path, look_up=log.look_up if log is not None else None)
         reporter = Reporter(process.notify)
+        tokenizers = FrontTokenizers(open_threads(stack, "tokenize", 1))
+        stack.push_async_callback(tokenizers.aclose)
         gateway = RemoteGateway(
             process,
             reporter,
@@ -49,6 +52,7 @@ async def open_front(loaded: LoadedConfig, path: str, fronts: int) -> AsyncItera
             token_timeout_s=settings.token_timeout_s,
             threads=open_threads(stack, "compare", 1),
             log=log,
+            tokenizers=tokenizers,
         )
         tracer = log.tracer if log is not None else None
         opened = OpenedModels(_build_loader(stack, loaded, reporter, fronts, tracer), fronts, gateway.refresh)

@@ -95,6 +95,7 @@ async def _serve_front(setup: Setup, sockets: Sequence[socket.socket]) -> None:
 
 async def _serve_models(setup: Setup, listener: socket.socket, as_json: bool) -> None:
     from shoal.app import open_app
+    from shoal.app.front_tokenizers import describe_tokenizer
     from shoal.app.remote_models import describe_remote
     from shoal.cli.progress import TerminalProgress
     from shoal.cli.serve import announce_models, bind_grpc, log
@@ -121,6 +122,7 @@ async def _serve_models(setup: Setup, listener: socket.socket, as_json: bool) ->
                     observer=app.counts,
                     record_lag=app.observer.record_lag,
                     describe_remote=describe_remote,
+                    describe_tokenizer=describe_tokenizer,
                 )
                 servers.append(server)
                 if app.log is not None:

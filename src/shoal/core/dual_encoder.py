@@ -12,7 +12,7 @@ from shoal.core.closing import close_all
 from shoal.core.concurrency import run_concurrently
 from shoal.core.input_errors import remap_input_error
 from shoal.core.lane_runner import CodecMixin
-from shoal.core.protocols import ModelFacts, ReplicaStatus, TextCodec
+from shoal.core.protocols import ModelFacts, Pipeline, ReplicaStatus, TextCodec
 from shoal.core.scheduling.lane import Lane
 from shoal.errors import InternalError, ShoalError, Unsupported
 from shoal.types import BatchTask, Chunk, Context, Embed, Embedded, Generate, Image, Modality, Rerank, Result
@@ -35,6 +35,11 @@ class DualEncoderRunner(CodecMixin):
     def facts(self) -> ModelFacts:
         return self._facts
 
+    @property
+    def text_pipeline(self) -> Pipeline | None:
+        lane = self.lanes.get("text")
+        return None if lane is None else lane.pipeline
+
     async def run(self, task: BatchTask, ctx: Context) -> Result:
         places = _group_by_modality(task)
         if len(places) == 1:
@@ -48,7 +53,7 @@ class DualEncoderRunner(CodecMixin):
 
     async def _run_both(self, task: Embed, places: Mapping[Modality, list[int]], ctx: Context) -> Embedded:
         parts = {
-            modality: msgspec.structs.replace(task, inputs=[task.inputs[place] for place in some])
+            modality: msgspec.structs.replace(task, inputs=[task.inputs[place] for place in some], tokenized=None)
             for modality, some in places.items()
         }
         parts["image"] = msgspec.structs.replace(parts["image"], prompt_name=None, input_type=None, truncate=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, overload
 
-from shoal.core.protocols import ModelFacts, ReplicaStatus, TextCodec, Token
+from shoal.core.protocols import ModelFacts, Pipeline, ReplicaStatus, TextCodec, Token
 from shoal.core.scheduling.lane import Lane
 from shoal.errors import ShoalError, Unsupported
 from shoal.types import (
@@ -49,6 +49,10 @@ class LaneRunner(CodecMixin):
         super().__init__(codec)
         self.lane = lane
         self.facts = facts
+
+    @property
+    def text_pipeline(self) -> Pipeline | None:
+        return self.lane.pipeline
 
     @overload
     def run(self, task: Embed, ctx: Context) -> Coroutine[Any, Any, Embedded]: ...

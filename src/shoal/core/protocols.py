@@ -9,12 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
 from shoal.errors import ShoalError
-from shoal.specs import ContrastSpec
+from shoal.specs import ContrastSpec, TextSpec
 from shoal.types import (
     Array,
     BatchTask,
@@ -223,6 +224,38 @@ class BoundedPipeline(Protocol):
 
     @property
     def max_held_items(self) -> int: ...
+
+
+@runtime_checkable
+class SharesTokenizer(Protocol):
+    """Optional: a pipeline of which another process can open a copy, from `folder` and `spec`, to tokenize for it.
+
+    - `tokenizer_id` is equal for two pipelines only if they make the same tokens of every task.
+    - `tokenize` packs the tokens of a task's texts. It blocks, and raises what `check` raises.
+    - `unpack_tokens` returns what `estimate` and `prepare` take in the place of a task's items, of which it says only
+      how much work is left.
+    """
+
+    @property
+    def tokenizer_id(self) -> str: ...
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def spec(self) -> TextSpec: ...
+
+    def tokenize(self, task: BatchTask) -> bytes: ...
+
+    def unpack_tokens(self, packed: bytes, items: Sequence[Item]) -> Sequence[Any]: ...
+
+
+@runtime_checkable
+class HasTextPipeline(Protocol):
+    """Optional: a runner whose texts go through one pipeline."""
+
+    @property
+    def text_pipeline(self) -> Pipeline | None: ...
 
 
 class Cache(Protocol):

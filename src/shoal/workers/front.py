@@ -319,9 +319,18 @@ class RemoteModels(Protocol):
     def find(self, name: str) -> Model | None: ...
 
 
+class Tokenizers(Protocol):
+    """Tokenizes in a front for models of the model process. `update`: as RemoteModels. `tokenize` returns a task for
+    the named model, with the tokens of its texts if that can be done here; it raises nothing."""
+
+    def update(self, states: Sequence[messages.ModelState]) -> None: ...
+
+    async def tokenize(self, name: str, task: BatchTask) -> BatchTask: ...
+
+
 class RemoteGateway(Gateway):
     """A gateway whose models are in the model process, or on other servers. `registry` is a copy of the model
-    process's.
+    process's. `tokenizers`: without them, the model process tokenizes all texts.
 
     Raises HandOver for what only the model process can answer, and Crashed if it ends before it has answered.
     """
@@ -335,6 +344,7 @@ class RemoteGateway(Gateway):
         token_timeout_s: float = 60.0,
         threads: Threads | None = None,
         log: RequestLog | None = None,
+        tokenizers: Tokenizers | None = None,
     ) -> None:
         super().__init__(
             Registry(),
@@ -349,6 +359,7 @@ class RemoteGateway(Gateway):
         self._state: messages.Models | None = None
         self._connected = asyncio.Event()
         self._remote_models: RemoteModels | None = None
+        self._tokenizers = tokenizers
         process.when_changed(self._receive_state)
         self.refresh()
 
@@ -369,6 +380,8 @@ class RemoteGateway(Gateway):
     async def run(self, task: BatchTask, ctx: Context, model: Model | None = None) -> Any:
         if (opened := self._find_opened(task.model)) is not None:
             return await super().run(task, ctx, opened)
+        if self._tokenizers is not None and (name := self._find_name(task)):
+            task = await self._tokenizers.tokenize(name, task)
         return await self._process.call(messages.Run(self._process.new_number(), task, ctx), ctx.deadline)
 
     def stream(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
@@ -379,6 +392,16 @@ class RemoteGateway(Gateway):
         """Return a model that runs in this process."""
         model = self.registry.get(name)
         return model if model is not None and _runs_here(model) else None
+
+    def _find_name(self, task: BatchTask) -> str:
+        """Return the name of the model that a task asks for, or ""; it is the model process that rejects the task."""
+        if task.model:
+            model = self.registry.get(task.model)
+            return model.name if model is not None else ""
+        try:
+            return self.registry.find("", task.kind).name
+        except ShoalError:
+            return ""
 
     async def wake(self, name: str, ctx: Context) -> None:
         await self._process.call(messages.Wake(self._process.new_number(), name, ctx), ctx.deadline)
@@ -425,8 +448,9 @@ class RemoteGateway(Gateway):
         self._state = state
         if state is not None:
             self._connected.set()
-        if self._remote_models is not None and state is not None:
-            self._remote_models.update(state.models)
+        for opens in (self._remote_models, self._tokenizers):
+            if opens is not None and state is not None:
+                opens.update(state.models)
         self.refresh()
 
     def refresh(self) -> None:

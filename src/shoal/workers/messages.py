@@ -202,7 +202,7 @@ class Failure(_Message, tag=5):
 
 class ModelState(msgspec.Struct, frozen=True):
     """A served model, as in the registry. `usable`: whether a request would be answered now. `remote`: how a front can
-    run it without the model process (see ModelServer); empty if it cannot."""
+    run it without the model process, `tokenizer`: how it can tokenize for it (see ModelServer); empty if it cannot."""
 
     name: str
     aliases: tuple[str, ...]
@@ -216,6 +216,7 @@ class ModelState(msgspec.Struct, frozen=True):
     facts: ModelFacts | None
     error: PackedError | None
     remote: bytes = b""
+    tokenizer: bytes = b""
 
 
 class Models(_Message, tag=0):

@@ -94,7 +94,8 @@ class ModelServer:
 
     `asgi` answers the requests that they hand over; `observer` and `record_lag` take what they report.
     `describe_remote` says how a front can run a model of another server itself, in words of its own (see
-    app/remote_models); b"" if it cannot. `token`: a connection that does not begin with it is closed.
+    app/remote_models), `describe_tokenizer` how it can tokenize for a model (see app/front_tokenizers); b"" if it
+    cannot. `token`: a connection that does not begin with it is closed.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class ModelServer:
         observer: Observer,
         record_lag: Callable[[float], None],
         describe_remote: Callable[[Model], bytes],
+        describe_tokenizer: Callable[[Model], bytes] = lambda model: b"",
         token: bytes = b"",
     ) -> None:
         self._gateway = gateway
@@ -113,6 +115,7 @@ class ModelServer:
         self._observer = observer
         self._record_lag = record_lag
         self._describe_remote = describe_remote
+        self._describe_tokenizer = describe_tokenizer
         self._decoder = messages.decoder_from_front()
         self._fronts: dict[Link, Front] = {}
         self._numbers = count(1)
@@ -334,10 +337,28 @@ class ModelServer:
             return
         self._seen = seen
         self._version += 1
-        states = [_describe(model, answers, self._describe_remote(model)) for model, answers in usable]
+        states = [self._describe(model, answers) for model, answers in usable]
         self._state = messages.Models(self._version, states, *seen[1:])
         for link in self._fronts:
             link.send(self._state)
+
+    def _describe(self, model: Model, usable: bool) -> messages.ModelState:
+        card = model.card()
+        return messages.ModelState(
+            name=card.name,
+            aliases=card.aliases,
+            default_for=card.default_for,
+            created=card.created,
+            state=card.state,
+            note=card.note,
+            is_sleeping=card.sleeping,
+            required=model.required,
+            usable=usable,
+            facts=card.facts,
+            error=None if model.error is None else PackedError.of(model.error),
+            remote=self._describe_remote(model),
+            tokenizer=self._describe_tokenizer(model),
+        )
 
     def _note_change(self) -> None:
         self._changed.set()
@@ -351,21 +372,3 @@ def _identify(model: Model, usable: bool) -> Iterable[object]:
     """Return what changes with the model's state."""
     facts = model.runner.facts if model.runner is not None else model.facts
     return (model, model.state, model.note, model.is_sleeping, model.required, usable, id(facts), model.error)
-
-
-def _describe(model: Model, usable: bool, remote: bytes) -> messages.ModelState:
-    card = model.card()
-    return messages.ModelState(
-        name=card.name,
-        aliases=card.aliases,
-        default_for=card.default_for,
-        created=card.created,
-        state=card.state,
-        note=card.note,
-        is_sleeping=card.sleeping,
-        required=model.required,
-        usable=usable,
-        facts=card.facts,
-        error=None if model.error is None else PackedError.of(model.error),
-        remote=remote,
-    )

@@ -29,10 +29,12 @@ class Embedder:
         self.closed = 0
         self.streams_closed = 0
         self.contexts: list[Context] = []
+        self.tasks: list[BatchTask] = []
         self.answer = Embedded(vectors=np.zeros((1, 2), np.float32), tokens=[1])
 
     async def run(self, task: BatchTask, ctx: Context) -> Result:
         self.contexts.append(ctx)
+        self.tasks.append(task)
         await self._act()
         return self.answer
 

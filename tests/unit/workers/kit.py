@@ -17,7 +17,7 @@ from shoal.core.protocols import Observer
 from shoal.core.registry import Model, Registry
 from shoal.types import Context, Embed, Generate
 from shoal.workers import messages
-from shoal.workers.front import ModelProcess, RemoteGateway, Reporter
+from shoal.workers.front import ModelProcess, RemoteGateway, Reporter, Tokenizers
 from shoal.workers.messages import ModelState
 from shoal.workers.models import ModelServer
 from tests.unit.core.runners import Embedder
@@ -114,10 +114,10 @@ async def model_end(
 
 
 @asynccontextmanager
-async def front(path: Path) -> AsyncIterator[RemoteGateway]:
+async def front(path: Path, tokenizers: Tokenizers | None = None) -> AsyncIterator[RemoteGateway]:
     """Run a front, which need not be connected yet."""
     process = ModelProcess(str(path))
-    gateway = RemoteGateway(process, Reporter(process.notify))
+    gateway = RemoteGateway(process, Reporter(process.notify), tokenizers=tokenizers)
     connecting = asyncio.create_task(gateway.connect(NoRemoteModels()))
     try:
         yield gateway

@@ -6,10 +6,12 @@ import asyncio
 import gc
 import math
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -26,7 +28,7 @@ from shoal.errors import (
     Unavailable,
 )
 from shoal.http.hand_over import HandOver
-from shoal.types import Chunk, Context, Embed
+from shoal.types import Chunk, Context, Embed, TokenizedTexts
 from shoal.workers import messages
 from shoal.workers.front import STREAM_WINDOW
 from tests.unit.core.runners import Embedder
@@ -50,6 +52,33 @@ NO_MODELS = messages.Models(1, [], {}, set(), {})
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "models"
+
+
+class NamedTokenizer:
+    """Puts the model's name in the place of tokens."""
+
+    def __init__(self) -> None:
+        self.updates: list[list[str]] = []
+
+    def update(self, states: Sequence[messages.ModelState]) -> None:
+        self.updates.append([each.tokenizer.decode() for each in states])
+
+    async def tokenize(self, name: str, task: Any) -> Any:
+        return msgspec.structs.replace(task, tokenized=TokenizedTexts(name, b"", 0.5))
+
+
+async def test_tokens_go_with_the_task(path: Path) -> None:
+    """Under a name, an alias and none; a task for an unknown model goes alone."""
+    runner, tokenizers = Embedder(), NamedTokenizer()
+    model = build_model(runner, aliases=("alias",))
+    async with model_end(build_gateway(model), path), front(path, tokenizers) as remote:
+        await until(lambda: is_connected(remote))
+        for name in ("m", "alias", ""):
+            await remote.run(Embed(model=name, inputs=["a"]), CONTEXT)
+            assert runner.tasks[-1] == Embed(model=name, inputs=["a"], tokenized=TokenizedTexts("m", b"", 0.5))
+        with pytest.raises(ModelNotFound):
+            await remote.run(Embed(model="nobody", inputs=["a"]), CONTEXT)
+        assert tokenizers.updates == [[""]]
 
 
 async def test_a_task_runs_in_the_model_process(path: Path) -> None:

@@ -32,6 +32,7 @@ from shoal.core.protocols import (
     Prepared,
     ReplicaStatus,
     Row,
+    SharesTokenizer,
     Tensors,
 )
 from shoal.core.recording import RECORD, BatchRecord, TaskRecord, Tracer
@@ -56,7 +57,7 @@ from shoal.errors import (
     TransportFailed,
     Unavailable,
 )
-from shoal.types import BatchTask, Classify, Context, Embed, Embedded, Rerank, Result, Scored
+from shoal.types import BatchTask, Classify, Context, Embed, Embedded, Rerank, Result, Scored, TokenizedTexts
 
 logger = logging.getLogger("shoal.core")
 
@@ -138,6 +139,7 @@ class Lane:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pipeline = pipeline
+        self._shared = pipeline if isinstance(pipeline, SharesTokenizer) else None
         self.replicas = ReplicaPool(engines)
         self.options = options
         self._drain = DrainRate(options.limits)
@@ -201,6 +203,8 @@ class Lane:
         work = self._count_work(estimates) if self._cost.attention else sum(estimates)
         permit = self.admission.admit(ctx.client, traffic, len(items), work, ctx.deadline)
         request = RequestState(task, items, ctx, traffic, self._clock(), estimates, RECORD.get())
+        if task.tokenized is not None:
+            self._take_tokens(request, task.tokenized)
         self._requests.add(request)
         if ctx.deadline < self._next_expiry:
             self._schedule_expiry(ctx.deadline)
@@ -218,6 +222,14 @@ class Lane:
                 self._withdraw(request)
             self.admission.release(permit, true_work)
             del request  # its error references this frame: together they would form a cycle
+
+    def _take_tokens(self, request: RequestState, tokenized: TokenizedTexts) -> None:
+        """Spare the request its tokenizing, unless the tokens are those of another tokenizer."""
+        shared = self._shared
+        if shared is not None and shared.tokenizer_id == tokenized.tokenizer:
+            request.task_items = items = shared.unpack_tokens(tokenized.items, request.task_items)
+            request.estimates = [self.pipeline.estimate(item) for item in items]
+            request.prepare_seconds = tokenized.seconds
 
     def _count_work(self, lengths: Sequence[int]) -> int:
         """Return the work of texts of these lengths. Those that will be cut or rejected may be estimated at millions of

@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import msgspec
 
 from shoal.core.protocols import CountedRow, EngineFacts, Prepared, Row, Tensors, WorkWeight
+from shoal.decoding import msgpack_decoder
 from shoal.errors import ShoalError
 from shoal.pipelines.text.options_cache import OptionsCache
-from shoal.types import Array, BatchTask, Image, Item
+from shoal.types import Array, BatchTask, Image, Item, TextPair
+
+TOKENIZED_ESTIMATE = 4
+"""Tokens that can be made in the time in which a text is prepared whose tokens came with it."""
 
 Entry: TypeAlias = Prepared | ShoalError
 
@@ -34,6 +40,13 @@ class TextInput(NamedTuple, Generic[Options]):
     options: Options
 
 
+class TokenizedItem(msgspec.Struct, frozen=True):
+    """A text or a pair whose tokens came with it."""
+
+    item: str | TextPair
+    tokens: Any
+
+
 class BasePipeline(ABC, Generic[Options, Tokenized]):
     """A Pipeline of texts, pairs of texts and token ids.
 
@@ -46,6 +59,8 @@ class BasePipeline(ABC, Generic[Options, Tokenized]):
 
     takes_instruction = False
     """Whether a Rerank may have an instruction."""
+    packed_type: ClassVar[Any] = None
+    """The type of `Tokenized`, where another process may tokenize (see SharesTokenizer)."""
 
     def __init__(
         self, *, max_tokens: int, frame: int = 0, max_chars: float = math.inf, work: WorkWeight = "usual"
@@ -55,14 +70,18 @@ class BasePipeline(ABC, Generic[Options, Tokenized]):
         self._max_tokens = max_tokens
         self._max_chars = max_chars
         self._options: OptionsCache[Options] = OptionsCache()
+        if self.packed_type is not None:
+            self._unpack = msgpack_decoder(list[self.packed_type | None]).decode  # type: ignore[name-defined]
 
     def check(self, task: BatchTask) -> None:
         """Raises what `_read_options` raises."""
         self._options.get_or_compute(task, self._read_options)
 
-    def estimate(self, item: Item) -> int:
+    def estimate(self, item: Item | TokenizedItem) -> int:
         """Estimate a text at 3 bytes of UTF-8 a token; unpaired surrogates count too."""
         assert not isinstance(item, Image)
+        if isinstance(item, TokenizedItem):
+            return TOKENIZED_ESTIMATE
         if isinstance(item, list):
             return max(1, len(item))
         texts = (item,) if isinstance(item, str) else item
@@ -72,7 +91,26 @@ class BasePipeline(ABC, Generic[Options, Tokenized]):
         size = sum([len(text) if text.isascii() else len(text.encode(errors="surrogatepass")) for text in texts])
         return max(1, min(self._max_tokens, self._frame + size // 3))
 
-    def prepare(self, items: Sequence[tuple[BatchTask, Item]]) -> list[Entry]:
+    def tokenize(self, task: BatchTask) -> bytes:
+        """See SharesTokenizer. Images, token ids and texts that cannot be read are left to the other pipeline."""
+        options = self._options.get_or_compute(task, self._read_options)
+        items = task.items
+        found: list[Tokenized | None] = [None] * len(items)
+        inputs = {
+            place: _to_input(item, options) for place, item in enumerate(items) if not isinstance(item, list | Image)
+        }
+        for place, read in zip(inputs, self._tokenize(list(inputs.values())), strict=True):
+            found[place] = None if isinstance(read, ShoalError) else read
+        return msgspec.msgpack.encode(found)
+
+    def unpack_tokens(self, packed: bytes, items: Sequence[Any]) -> list[Item | TokenizedItem]:
+        """See SharesTokenizer."""
+        return [
+            item if tokens is None else TokenizedItem(item, tokens)
+            for item, tokens in zip(items, self._unpack(packed), strict=True)
+        ]
+
+    def prepare(self, items: Sequence[tuple[BatchTask, Item | TokenizedItem]]) -> list[Entry]:
         """Read options once per run of neighboring items of a task; if that raises a ShoalError, all of them fail with
         it."""
         entries: list[Entry | None] = []
@@ -91,10 +129,11 @@ class BasePipeline(ABC, Generic[Options, Tokenized]):
                 entries.append(options)
             elif isinstance(item, list):
                 entries.append(self._prepare_ids(item, options))
+            elif isinstance(item, TokenizedItem):
+                entries.append(self._prepare_text(_to_input(item.item, options), item.tokens))
             else:
                 assert not isinstance(item, Image)
-                text, pair = (item, None) if isinstance(item, str) else item
-                inputs.append(TextInput(options.prompt + text, pair, options))
+                inputs.append(_to_input(item, options))
                 places.append(len(entries))
                 entries.append(None)
         if inputs:
@@ -122,3 +161,8 @@ class BasePipeline(ABC, Generic[Options, Tokenized]):
 
     @abstractmethod
     def _prepare_ids(self, ids: list[int], options: Options) -> Entry: ...
+
+
+def _to_input(item: str | TextPair, options: Options) -> TextInput[Options]:
+    text, pair = (item, None) if isinstance(item, str) else item
+    return TextInput(options.prompt + text, pair, options)

@@ -19,9 +19,9 @@ KNOWN_NAME = 256
 """Longest prompt name or instruction to cache, in characters: some servers accept any text as a name."""
 
 _NO_INPUTS: dict[type, dict[str, Any]] = {
-    Embed: {"model": "", "inputs": ()},
-    Classify: {"model": "", "inputs": ()},
-    Rerank: {"model": "", "queries": (), "documents": ()},
+    Embed: {"model": "", "inputs": (), "tokenized": None},
+    Classify: {"model": "", "inputs": (), "tokenized": None},
+    Rerank: {"model": "", "queries": (), "documents": (), "tokenized": None},
 }
 
 

@@ -7,8 +7,9 @@ library tokenizes each half of a pair separately as well. A single text is frame
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from shoal.errors import ShoalError
 from shoal.pipelines import probing
@@ -25,8 +26,7 @@ class PairInput(NamedTuple):
     max_second: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FramedText:
+class FramedText(msgspec.Struct, frozen=True, array_like=True):
     """A framed text or pair. `ids`: the ids kept, special tokens included. `first`, `second`: how many of them each
     text has; `second` None for a single text. `total`: tokens before cutting to the model's limit, a lower bound if not
     `exact`. `fits`: whether nothing was cut to that limit. `cut`: whether part of a text is missing."""

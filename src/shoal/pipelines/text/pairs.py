@@ -18,7 +18,7 @@ from shoal.pipelines.text.base import BasePipeline, Entry, TextInput
 from shoal.pipelines.text.padding import ADAPTERS, IDS, INPUTS, TYPES, check_inputs, pad_batch
 from shoal.pipelines.text.pairing import FramedText, PairInput, PairTokenizer
 from shoal.pipelines.text.templating import TemplateTokenizer, reads_prompt
-from shoal.pipelines.text.tokenizer import CHARS_PER_TOKEN, TextTokenizer, too_long_error
+from shoal.pipelines.text.tokenizer import CHARS_PER_TOKEN, TextTokenizer, identify_tokenizer, too_long_error
 from shoal.specs import TextSpec
 from shoal.types import Array, BatchTask, Direction, Embed, Rerank
 
@@ -54,13 +54,17 @@ class PairPipeline(BasePipeline[_ItemOptions, FramedText]):
     used.
     """
 
+    packed_type = FramedText
+
     def __init__(self, folder: Path, spec: TextSpec, *, truncate: bool) -> None:
         if spec.score is None:
             raise ModelFileError("it returns no scores: it cannot rerank or classify", file="graph", key="outputs")
         check_inputs(spec, INPUTS - {"pooling_mask", ADAPTERS})
+        self.folder = folder
         self.spec = spec
         self.truncate = truncate
         self.tokenizer = TextTokenizer(folder, spec.tokenizer, lower_case=spec.lower_case)
+        self.tokenizer_id = identify_tokenizer(self.tokenizer, spec)
         self._head = spec.score
         prompt = spec.prompts.get(spec.default_prompt_name, "") if spec.default_prompt_name else ""
         self._prompt = prompt if spec.score.template is None else ""

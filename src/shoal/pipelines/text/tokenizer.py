@@ -18,12 +18,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import tokenizers
 from tokenizers import Regex, Tokenizer
 from tokenizers.normalizers import Lowercase, Normalizer, Replace, Strip
 from tokenizers.normalizers import Sequence as Normalizers
 
 from shoal.errors import InvalidValue, ModelFileError, ShoalError, TooLong
 from shoal.pipelines import probing
+from shoal.specs import TextSpec
 from shoal.types import Direction
 
 CHARS_PER_TOKEN = 8
@@ -58,7 +60,7 @@ def most_chars(max_tokens: int) -> int:
     return max(READ_CHARS, max_tokens * SPARSE)
 
 
-class FittedText(msgspec.Struct, frozen=True):
+class FittedText(msgspec.Struct, frozen=True, array_like=True):
     """A text cut to a limit. `ids`: the ids kept, special tokens included. `total`: the text's tokens; a lower bound if
     not `exact`.
 
@@ -89,13 +91,19 @@ def fingerprint(folder: Path, file: str) -> str:
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
 
 
+def identify_tokenizer(tokenizer: TextTokenizer, spec: TextSpec) -> str:
+    """Return 32 hex digits of all that decides which tokens a model's texts become, and more."""
+    parts = (tokenizer.digest, tokenizers.__version__, spec)
+    return hashlib.sha256(msgspec.msgpack.encode(parts, order="deterministic")).hexdigest()[:32]
+
+
 class TextTokenizer:
     """Tokenizes texts for one model; immutable after construction, so safe to use from several threads at once.
 
-    `prefix` and `suffix` are the special tokens around every text. The file's own padding and truncation are disabled.
-    `frame` False: no special tokens, whatever the file says. `dropped`: ids to remove from every text before counting
-    and cutting. `cleaning` is that of a TextSpec. Raises ModelFileError if the file is missing, broken, or frames texts
-    in a way that cutting would break.
+    `digest` is that of the file. `prefix` and `suffix` are the special tokens around every text. The file's own padding
+    and truncation are disabled. `frame` False: no special tokens, whatever the file says. `dropped`: ids to remove from
+    every text before counting and cutting. `cleaning` is that of a TextSpec. Raises ModelFileError if the file is
+    missing, broken, or frames texts in a way that cutting would break.
     """
 
     def __init__(
@@ -108,7 +116,9 @@ class TextTokenizer:
         dropped: Sequence[int] = (),
         cleaning: str = "",
     ) -> None:
-        self.raw = read_tokenizer(folder, file)
+        content = _read_file(folder, file)
+        self.raw = _parse_tokenizer(content, file)
+        self.digest = hashlib.sha256(content).hexdigest()
         self.raw.no_padding()
         self.raw.no_truncation()
         if cleaning:
@@ -273,11 +283,22 @@ class TextTokenizer:
 
 def read_tokenizer(folder: Path, file: str) -> Tokenizer:
     """Load the tokenizer of a model's folder, unchanged. Raises ModelFileError."""
+    return _parse_tokenizer(_read_file(folder, file), file)
+
+
+def _read_file(folder: Path, file: str) -> bytes:
     path = folder / file
     if not path.is_file():
         raise ModelFileError("the file is missing; a tokenizer.json of the tokenizers library is needed", file=file)
     try:
-        return Tokenizer.from_file(str(path))
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelFileError(f"the tokenizer cannot be read: {error}", file=file) from error
+
+
+def _parse_tokenizer(content: bytes, file: str) -> Tokenizer:
+    try:
+        return Tokenizer.from_buffer(content)
     except Exception as error:  # the tokenizers library raises plain Exception for everything that is wrong in the file
         raise ModelFileError(f"the tokenizer cannot be read: {error}", file=file) from error
 

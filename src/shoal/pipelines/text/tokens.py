@@ -17,7 +17,14 @@ from shoal.pipelines.text import prompts
 from shoal.pipelines.text.base import BasePipeline, Entry, TextInput
 from shoal.pipelines.text.padding import IDS, check_inputs, pad_batch
 from shoal.pipelines.text.token_ids import find_ids_error
-from shoal.pipelines.text.tokenizer import CHARS_PER_TOKEN, FittedText, TextTokenizer, most_chars, too_long_error
+from shoal.pipelines.text.tokenizer import (
+    CHARS_PER_TOKEN,
+    FittedText,
+    TextTokenizer,
+    identify_tokenizer,
+    most_chars,
+    too_long_error,
+)
 from shoal.pipelines.vectors import Shape, resolve_shape, shape_rows
 from shoal.specs import TextSpec
 from shoal.types import Array, BatchTask, Direction, Embed, VectorKind
@@ -59,8 +66,11 @@ class TextPipeline(BasePipeline[_ItemOptions, FittedText]):
     the spec cannot be used.
     """
 
+    packed_type = FittedText
+
     def __init__(self, folder: Path, spec: TextSpec, *, truncate: bool, normalize: bool | None = None) -> None:
         check_inputs(spec)
+        self.folder = folder
         masked = {prompt for prompt in spec.prompts.values() if prompt and not spec.include_prompt}
         self._modes = _local_pooling(spec)
         if masked and "pooling_mask" not in spec.inputs and self._modes is None:
@@ -79,6 +89,7 @@ class TextPipeline(BasePipeline[_ItemOptions, FittedText]):
             dropped=spec.dropped,
             cleaning=spec.cleaning,
         )
+        self.tokenizer_id = identify_tokenizer(self.tokenizer, spec)
         self._kinds = spec.kinds
         self._vocab_size = spec.vocab_size or self.tokenizer.vocab_size
         self._heads = Heads(spec)

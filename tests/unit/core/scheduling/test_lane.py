@@ -3,8 +3,11 @@ from __future__ import annotations
 import asyncio
 import random
 import weakref
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -24,7 +27,7 @@ from shoal.errors import (
     TransportFailed,
     Unavailable,
 )
-from shoal.types import Embedded, TrafficClass
+from shoal.types import BatchTask, Embedded, Item, TokenizedTexts, TrafficClass
 from tests.unit.core.conftest import Run, gathered, until
 from tests.unit.core.lanes import Reports, context, embed, engine, make_lane, right
 
@@ -663,3 +666,38 @@ def test_a_queue_without_runnable_items_waits_for_the_next_one(
         await lane.aclose()
 
     virtual(main)
+
+
+class SharingPipeline(FakePipeline):
+    """Has the tokenizer "mine", whose packed tokens are a text for each item."""
+
+    tokenizer_id = "mine"
+    folder = Path()
+    spec = None
+
+    def tokenize(self, task: BatchTask) -> bytes:
+        raise AssertionError("another process does it")
+
+    def unpack_tokens(self, packed: bytes, items: Sequence[Item]) -> list[str]:
+        return packed.decode().split()
+
+
+class TestTokenizedTexts:
+    """Tokens come with the texts of a task, from another process."""
+
+    async def test_its_own_take_the_place_of_the_texts(self) -> None:
+        """The time that they took counts as preparation."""
+        lane = make_lane(FakeScript(), pipeline=SharingPipeline)
+        task = msgspec.structs.replace(embed("a", "b"), tokenized=TokenizedTexts("mine", b"c d", 2.0))
+        answer = await lane.run(task, context())
+        assert right(answer, ["c", "d"])
+        assert answer.facts.prepare_ms == pytest.approx(2000)
+
+    @pytest.mark.parametrize("pipeline", [SharingPipeline, FakePipeline])
+    async def test_those_of_another_tokenizer_are_ignored(self, pipeline: type[FakePipeline]) -> None:
+        """Whether the pipeline shares its tokenizer or not, it reads the texts."""
+        lane = make_lane(FakeScript(), pipeline=pipeline)
+        task = msgspec.structs.replace(embed("a", "b"), tokenized=TokenizedTexts("other", b"c d", 2.0))
+        answer = await lane.run(task, context())
+        assert right(answer, ["a", "b"])
+        assert answer.facts.prepare_ms < 2000

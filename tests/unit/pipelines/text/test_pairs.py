@@ -237,3 +237,30 @@ class TestRefusals:
         """They are refused when they are loaded."""
         with pytest.raises(ModelFileError, match=message):
             PairPipeline(folder, scoring(**changes), truncate=True)
+
+
+def summarize(entry: Prepared | ShoalError) -> Any:
+    if isinstance(entry, ShoalError):
+        return entry.kind, entry.message
+    tensors = {name: tensor.tolist() for name, tensor in entry.tensors.items()}
+    return entry.key, entry.cost, entry.tokens, entry.truncated, tensors
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_the_tokens_of_another_process_are_its_own(folder: Path, truncate: bool, direction: Any) -> None:
+    """A copy tokenizes pairs and texts; scores, counts and errors are those of the texts themselves."""
+    texts = ["fish", "", "a b c " * 20, "Gr\u00f6\u00dfe \U0001f41f", "fish"]
+    pipeline, copy = (PairPipeline(folder, scoring(), truncate=True) for _ in range(2))
+    assert copy.tokenizer_id == pipeline.tokenizer_id
+    options: dict[str, Any] = {"model": "m", "truncate": truncate, "truncation_direction": direction}
+    for task in (
+        Rerank(queries=["a b"], documents=texts, max_document_tokens=3, **options),
+        Rerank(queries=texts, documents=texts, **options),
+        Classify(inputs=[*texts, ("fish", "a " * 40)], **options),
+    ):
+        made = []
+        for items in (task.items, pipeline.unpack_tokens(copy.tokenize(task), task.items)):
+            prepared = pipeline.prepare([(task, item) for item in items])
+            made.append([summarize(each) for each in prepared])
+        assert made[0] == made[1]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from shoal.core.protocols import EngineFacts, Prepared
 from shoal.errors import EmptyInput, InvalidValue, ModelFileError, NotFinite, ShoalError, TooLong, Unsupported
+from shoal.pipelines.text.base import TokenizedItem
 from shoal.pipelines.text.tokens import TextPipeline
-from shoal.specs import TextSpec
+from shoal.specs import MultiSpec, TextSpec
 from shoal.types import Embed, TextItem
 from tests.unit.pipelines import tiny_tokenizers
 from tests.unit.pipelines.tiny_tokenizers import spec
@@ -72,6 +74,89 @@ def fault(pipeline: TextPipeline, item: TextItem, **fields: Any) -> ShoalError:
 def ids(prepared: Prepared) -> list[int]:
     tensor: list[int] = prepared.tensors["input_ids"].tolist()
     return tensor
+
+
+def entries(pipeline: TextPipeline, task: Embed, items: Sequence[Any]) -> list[Any]:
+    """Return what each item became: what can be compared of a Prepared, or the error's kind, text and field."""
+    return [
+        (each.key, each.cost, each.tokens, each.truncated, each.group, each.outputs, each.extra)
+        if isinstance(each, Prepared)
+        else (each.kind, each.message, each.param)
+        for each in pipeline.prepare([(task, item) for item in items])
+    ]
+
+
+WORDS = "the query the passage fish fishing together Ünïcode \u6771\u4eac \U0001f41f . , \t\n"
+
+
+@pytest.fixture(scope="module")
+def pipelines(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[TextPipeline]:
+    byte_bpe = tiny_tokenizers.save(tiny_tokenizers.byte_bpe(), tmp_path_factory.mktemp("byte_bpe"))
+    multi = MultiSpec(dimension=4, query_marker=3, query_length=9, document_length=12, fill_id=4)
+    specs = [
+        (folder, spec(inputs=ALL_INPUTS, prompts=PROMPTS, include_prompt=False)),
+        (folder, spec(prompts=PROMPTS, default_prompt_name="passage", multi=multi)),
+        (byte_bpe, spec(prompts=PROMPTS, dropped=(5, 6))),
+        (folder, spec(frame_tokens=False, lower_case=True)),
+    ]
+    return [TextPipeline(place, described, truncate=True) for place, described in specs]
+
+
+class TestTokensOfAnotherProcess:
+    """A copy of the pipeline tokenizes; the pipeline itself gets only the tokens and the options."""
+
+    @given(
+        inputs=st.lists(
+            st.lists(st.sampled_from(WORDS.split(" ")), max_size=40).map(" ".join) | st.text() | st.just([5, 6, 7]),
+            min_size=1,
+            max_size=4,
+        ),
+        input_type=st.sampled_from([None, "query", "document"]),
+        truncate=st.booleans(),
+        direction=st.sampled_from(["left", "right"]),
+        number=st.integers(0, 3),
+    )
+    def test_they_are_its_own(
+        self,
+        pipelines: list[TextPipeline],
+        inputs: list[Any],
+        input_type: str | None,
+        truncate: bool,
+        direction: Any,
+        number: int,
+    ) -> None:
+        """Tensors, counts, options and errors are those of the texts; surrogates and token ids are left alone."""
+        pipeline = pipelines[number]
+        copy = TextPipeline(pipeline.folder, pipeline.spec, truncate=False)
+        assert copy.tokenizer_id == pipeline.tokenizer_id
+        task = Embed(model="m", inputs=inputs, input_type=input_type, truncate=truncate, truncation_direction=direction)
+        tokenized = pipeline.unpack_tokens(copy.tokenize(task), inputs)
+        assert entries(pipeline, task, tokenized) == entries(pipeline, task, inputs)
+        assert [isinstance(item, TokenizedItem) for item in tokenized] == [isinstance(item, str) for item in inputs]
+
+    def test_a_text_that_cannot_be_read_is_left_to_the_other(self, pipeline: TextPipeline) -> None:
+        """The entry stays a text, so that the error is the pipeline's own."""
+        task = Embed(model="m", inputs=["fish", "\ud800"])
+        one, other = pipeline.unpack_tokens(pipeline.tokenize(task), task.inputs)
+        assert isinstance(one, TokenizedItem)
+        assert other == "\ud800"
+
+    def test_an_invalid_task_is_an_error(self, pipeline: TextPipeline) -> None:
+        with pytest.raises(InvalidValue):
+            pipeline.tokenize(Embed(model="m", inputs=["a"], prompt_name="nobody"))
+
+    def test_whatever_changes_the_tokens_changes_the_id(self, pipeline: TextPipeline, tmp_path: Path) -> None:
+        """A prompt, a limit, a setting of the tokenizer, or its file."""
+        folder = pipeline.folder
+        changed = [
+            TextPipeline(folder, spec(inputs=ALL_INPUTS, prompts=PROMPTS | {"query": "q"}), truncate=True),
+            TextPipeline(folder, spec(inputs=ALL_INPUTS, prompts=PROMPTS, max_tokens=15), truncate=True),
+            TextPipeline(folder, spec(inputs=ALL_INPUTS, prompts=PROMPTS, lower_case=True), truncate=True),
+        ]
+        file = (folder / "tokenizer.json").read_text()
+        (tmp_path / "tokenizer.json").write_text(file + "\n")
+        changed.append(TextPipeline(tmp_path, pipeline.spec, truncate=True))
+        assert len({each.tokenizer_id for each in (pipeline, *changed)}) == 5
 
 
 class TestTasks:
