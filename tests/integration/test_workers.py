@@ -20,7 +20,7 @@ import openai
 import pytest
 
 from tests.integration.llm_kit import metric
-from tests.integration.server_kit import PATIENCE_S, Processes, Server, ShoalServer, wait_until
+from tests.integration.server_kit import LISTENING, PATIENCE_S, Processes, Server, ShoalServer, wait_until
 
 MODELS = [
     "fake:",
@@ -355,6 +355,28 @@ def test_a_killed_model_process_comes_back(shoal_server: ShoalServer) -> None:
             wait_until(partial(is_ready, connection), server.process, server.log)
             connection.request("GET", "/v1/models")
             assert connection.getresponse().status == 200
+
+
+IMPATIENT = "import shoal.workers.supervisor as s; s.HANG_TICKS = 8; from shoal.cli import main; main()"
+
+
+def test_a_hanging_model_process_is_replaced(processes: Processes) -> None:
+    """It is killed when it gives no sign of life, here after 8 s, and all is served again."""
+    process, log = processes("-c", IMPATIENT, "serve", "fake:", "--port", "0", *WORKERS)
+    wait_until(lambda: bool(LISTENING.search(log.read_text())), process, log)
+    found = LISTENING.search(log.read_text())
+    assert found is not None
+    server = Server(process, int(found[1]), log)
+    wait_until(server.ready, process, log)
+    [models] = children(server)["models"]
+    os.kill(models, signal.SIGSTOP)
+    wait_until(lambda: not is_running(models), process, log)
+    wait_until(lambda: models not in (children(server)["models"] or [models]), process, log)
+    with connect_to_each(server) as both:
+        for connection in both.values():
+            wait_until(partial(is_ready, connection), process, log)
+            assert ask(connection)[0] == 200
+    assert "has hung for 8 s and is killed" in log.read_text()
 
 
 def is_connected(pid: int, port: int) -> bool:

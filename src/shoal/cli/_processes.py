@@ -18,7 +18,7 @@ from shoal.cli._errors import exit_code, say
 from shoal.config import LoadedConfig
 from shoal.errors import ShoalError
 from shoal.parent_process import end_with_parent
-from shoal.workers.supervisor import SETUP_FAILED, Program
+from shoal.workers.supervisor import SETUP_FAILED, TICK_S, Program
 
 if TYPE_CHECKING:
     from shoal.config.settings import Settings
@@ -30,22 +30,23 @@ CONNECT_S = 3.0
 
 class Setup(msgspec.Struct, frozen=True):
     """What a process is started with. `path`: the Unix socket of the model process; `port`: where the `fronts`
-    listen."""
+    listen; `pulse`: the descriptor to which the model process writes that it is alive."""
 
     loaded: LoadedConfig
     path: str
     port: int
     parent: int
     fronts: int
+    pulse: int
 
 
 def describe_programs(
-    loaded: LoadedConfig, path: Path, listener: socket.socket, fronts: Sequence[Sequence[socket.socket]]
+    loaded: LoadedConfig, path: Path, listener: socket.socket, fronts: Sequence[Sequence[socket.socket]], pulse: int
 ) -> tuple[Program, list[Program]]:
-    """Return the model process, which accepts the fronts from `listener` at `path`, and a front for each of the sets of
-    sockets."""
+    """Return the model process, which accepts the fronts from `listener` at `path` and writes to the pipe `pulse`, and
+    a front for each of the sets of sockets."""
     port = fronts[0][0].getsockname()[1]
-    payload = pickle.dumps(Setup(loaded, str(path), port, os.getpid(), len(fronts)))
+    payload = pickle.dumps(Setup(loaded, str(path), port, os.getpid(), len(fronts), pulse))
     descriptors = [[listener.fileno()], *([one.fileno() for one in sockets] for sockets in fronts)]
     models, *rest = (
         Program(
@@ -53,7 +54,7 @@ def describe_programs(
             module=__name__,
             arguments=["front" if number else "models", *map(str, files)],
             payload=payload,
-            files=files,
+            files=files if number else [*files, pulse],
         )
         for number, files in enumerate(descriptors)
     )
@@ -129,11 +130,13 @@ async def _serve_models(setup: Setup, listener: socket.socket, as_json: bool) ->
                     app.log.connect(server.look_up)
                 drain_s = settings.drain_delay_s + settings.drain_timeout_s + 2.0
                 async with asyncio.TaskGroup() as group:
+                    beating = group.create_task(_beat(setup.pulse))
                     loading = group.create_task(announce_models(app, setup.loaded, setup.port))
                     serving_grpc = group.create_task(_serve_grpc(grpc_server, settings, stop))
                     await server.run(listener, stop, drain_s)
                     await serving_grpc
                     loading.cancel()
+                    beating.cancel()
     except (ShoalError, ExceptionGroup) as failure:
         error = failure if isinstance(failure, ShoalError) else failure.exceptions[0]
         if not isinstance(error, ShoalError):
@@ -143,6 +146,14 @@ async def _serve_models(setup: Setup, listener: socket.socket, as_json: bool) ->
         else:
             say("error", error.message, "bold red")
         raise SystemExit(SETUP_FAILED + exit_code(error)) from None
+
+
+async def _beat(pulse: int) -> None:
+    """Tell the supervisor that this event loop is alive."""
+    while True:
+        with contextlib.suppress(BlockingIOError):  # the supervisor is stopped
+            os.write(pulse, b".")
+        await asyncio.sleep(TICK_S)
 
 
 async def _serve_grpc(server: GrpcServer | None, settings: Settings, stop: asyncio.Event) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import tempfile
 import time
@@ -136,12 +137,17 @@ def _serve_by_workers(stack: contextlib.ExitStack, loaded: LoadedConfig, workers
     listener = stack.enter_context(socket.socket(socket.AF_UNIX))
     listener.bind(str(path))
     listener.listen(4 * workers)
-    programs = describe_programs(loaded, path, listener, fronts)
+    pulse = os.pipe()
+    for end in pulse:
+        stack.callback(os.close, end)
+        os.set_blocking(end, False)
+    programs = describe_programs(loaded, path, listener, fronts, pulse[1])
 
     async def run() -> int:
         stop = asyncio.Event()
         with stop_signals(stop):
-            return await Supervisor(*programs, settings.drain_delay_s + settings.drain_timeout_s).run(stop)
+            drain_s = settings.drain_delay_s + settings.drain_timeout_s
+            return await Supervisor(*programs, drain_s, pulse=pulse[0]).run(stop)
 
     return asyncio.run(run())  # asyncio's own event loop starts processes safely, and this one has no requests
 

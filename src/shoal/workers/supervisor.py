@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -22,6 +23,12 @@ MAX_DELAY_S = 5.0
 KILL_S = 5.0
 """Time beyond the drain that a process has to end."""
 
+TICK_S = 1.0
+"""Interval of the model process's signs of life."""
+HANG_TICKS = 60
+"""Intervals without one, after the first, after which the model process is killed. Counted, not timed: of a machine or
+a container that was suspended, all processes were."""
+
 logger = logging.getLogger("shoal.workers")
 
 
@@ -38,12 +45,15 @@ class Program:
 
 
 class Supervisor:
-    """Runs `models` and `fronts`. `drain_s`: how long requests in flight may take after a stop."""
+    """Runs `models` and `fronts`. `drain_s`: how long requests in flight may take after a stop. `pulse`: the end of a
+    pipe, non-blocking, to which the model process writes a byte every TICK_S; without it, nobody notices if that
+    hangs."""
 
-    def __init__(self, models: Program, fronts: Sequence[Program], drain_s: float) -> None:
+    def __init__(self, models: Program, fronts: Sequence[Program], drain_s: float, *, pulse: int | None = None) -> None:
         self._models = models
         self._fronts = fronts
         self._drain_s = drain_s
+        self._pulse = pulse
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._threads = ThreadPoolExecutor(1 + len(fronts), "processes")
         self._has_restarted = False
@@ -52,20 +62,38 @@ class Supervisor:
     async def run(self, stop: asyncio.Event) -> int:
         """Run until `stop` is set, or the models cannot be served at all. Returns the exit code."""
         tasks = [asyncio.create_task(self._keep(program, stop)) for program in (self._models, *self._fronts)]
+        watching = asyncio.create_task(self._kill_if_hanging())
         try:
             await stop.wait()
+            watching.cancel()
             for process in self._processes.values():
                 process.terminate()
             _, late = await asyncio.wait(tasks, timeout=self._drain_s + KILL_S)
             if late:
                 logger.warning("%s did not end in time and are killed", ", ".join(self._processes))
         finally:
+            watching.cancel()
             stop.set()  # else what is killed would be started again
             for process in self._processes.values():
                 process.kill()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._threads.shutdown(wait=False)
         return self._failure or 0
+
+    async def _kill_if_hanging(self) -> None:
+        """Kill the model process when it gives no sign of life any more; `_keep` starts it again."""
+        alive: subprocess.Popen[bytes] | None = None
+        missed = 0
+        while self._pulse is not None:
+            await asyncio.sleep(TICK_S)
+            process = self._processes.get(self._models.name)
+            if _has_input(self._pulse):
+                alive, missed = process, 0
+            elif process is not None and process is alive:
+                missed += 1
+                if missed == HANG_TICKS:
+                    logger.error("%s has hung for %g s and is killed", self._models.name, HANG_TICKS * TICK_S)
+                    process.kill()
 
     async def _keep(self, program: Program, stop: asyncio.Event) -> None:
         delay = 0.0
@@ -111,6 +139,14 @@ def _wait(process: subprocess.Popen[bytes], payload: bytes) -> int:
     with contextlib.suppress(BrokenPipeError), process.stdin:  # it may end first
         process.stdin.write(payload)
     return process.wait()
+
+
+def _has_input(descriptor: int) -> bool:
+    """Read all that has arrived, and return whether it was anything."""
+    try:
+        return bool(os.read(descriptor, 65536))
+    except BlockingIOError:
+        return False
 
 
 def _describe_end(code: int) -> str:

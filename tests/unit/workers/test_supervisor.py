@@ -7,7 +7,8 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,59 @@ async def test_a_failed_setup_after_a_crash_is_tried_again(programs: Programs) -
     models = programs.write("models", SERVE + crash + f"sys.exit({SETUP_FAILED + 1})")
     code = await run_until(Supervisor(models, [], 30.0), lambda: len(programs.starts("models")) >= 3)
     assert code == 0
+
+
+BEAT = (
+    "import contextlib\n"
+    + SERVE
+    + """
+pulse = int(sys.argv[2])
+while time.sleep(0.01) is None:
+    with contextlib.suppress(BlockingIOError):
+        os.write(pulse, b".")
+    {}
+"""
+)
+
+
+@pytest.fixture
+def pulse() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+async def test_a_hanging_model_process_is_killed(
+    programs: Programs, pulse: tuple[int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is started again once it gives no sign of life any more, and so is each that follows."""
+    monkeypatch.setattr(shoal.workers.supervisor, "TICK_S", 0.05)
+    monkeypatch.setattr(shoal.workers.supervisor, "HANG_TICKS", 20)
+    written = programs.write("models", BEAT.format("signal.pause()"))
+    models = replace(written, arguments=[*written.arguments, str(pulse[1])], files=[pulse[1]])
+    with caplog.at_level(logging.ERROR, "shoal.workers"):
+        await run_until(Supervisor(models, [], 30.0, pulse=pulse[0]), lambda: len(programs.starts("models")) == 3)
+    assert "models has hung for 1 s and is killed" in caplog.text
+    assert "models ended (SIGKILL): starting it again" in caplog.text
+
+
+async def test_a_model_process_that_still_starts_is_not_killed(
+    programs: Programs, pulse: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes until its first sign of life."""
+    monkeypatch.setattr(shoal.workers.supervisor, "TICK_S", 0.001)
+    monkeypatch.setattr(shoal.workers.supervisor, "HANG_TICKS", 3)
+    supervisor = Supervisor(programs.write("models", WAIT), [], 30.0, pulse=pulse[0])
+    stop = asyncio.Event()
+    running = asyncio.create_task(supervisor.run(stop))
+    await until(lambda: len(programs.starts("models")) == 1)
+    await asyncio.sleep(0.1)  # many ticks
+    stop.set()
+    assert await running == 0
+    assert len(programs.starts("models")) == 1
 
 
 async def test_a_process_that_does_not_stop_is_killed(
