@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
@@ -64,6 +65,8 @@ _PYTHON_TYPES = {"string": str, "array": list, "object": dict, "boolean": bool, 
 
 _COMPARED = ("minLength", "maxLength", "minimum", "maximum")
 
+_SHARED = {rule.partition(" ")[0]: rule for rule in _RULES.splitlines() if rule}
+_WORD = re.compile(r"[a-z]+")
 OBJECT = f"root ::= object\n{_RULES}"
 
 
@@ -83,6 +86,18 @@ def write_grammar(schema: str) -> str:
     raise InvalidValue(f"unsupported JSON schema at {writer.place}: {reason}") from None
 
 
+def _find_shared(text: str) -> list[str]:
+    """Return those of the shared rules that a grammar uses: one of tools holds a grammar for each of their
+    arguments."""
+    found: set[str] = set()
+    texts = [text]
+    while texts:
+        names = set(_WORD.findall(texts.pop())) & _SHARED.keys() - found
+        found |= names
+        texts += [_SHARED[name] for name in names]
+    return [rule for name, rule in _SHARED.items() if name in found]
+
+
 class _Writer:
     def __init__(self, schema: Any) -> None:
         self._schema = schema
@@ -100,7 +115,8 @@ class _Writer:
     def write(self) -> str:
         root = self._expression(self._schema)
         rules = [f"{name} ::= {body}" for body, name in self._rules.items()]
-        return "\n".join([f"root ::= {root}", *self._references, *rules, _RULES])
+        own = "\n".join([f"root ::= {root}", *self._references, *rules])
+        return "\n".join([own, *_find_shared(own)])
 
     def _rule(self, body: str) -> str:
         return self._rules.setdefault(body, f"rule{len(self._rules)}")
