@@ -14,7 +14,7 @@ from shoal.pipelines.chat.tools import ParserKind, deepseek, gemma, hermes, mist
 from shoal.types import Tool
 
 _BARE_NAME = re.compile(r"[\w.-]+", re.ASCII)
-_TAGGED_NAME = re.compile(r"[^<>\x00-\x1f\x7f-\uffff]+")
+_TAGGED_NAME = re.compile(r"[^<>\x00-\x1f\x7f-\U0010ffff]+")
 _PLAIN = frozenset({"integer", "number", "boolean", "null"})
 _ANY_TEXT = {"type": "any_text"}
 _NOTHING = {"type": "grammar", "grammar": 'root ::= ""'}
