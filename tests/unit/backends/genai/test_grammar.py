@@ -110,10 +110,10 @@ class Talk:
 
     def __init__(self, run: list[str]) -> None:
         self._ours, theirs = socket.socketpair()
-        self._ours.settimeout(20)
+        self._ours.settimeout(60)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, *run, str(theirs.fileno()), IR, str(WIDTH), "0.3"],
+                [sys.executable, *run, str(theirs.fileno()), IR, str(WIDTH), "3"],
                 pass_fds=[theirs.fileno()],
                 env=os.environ | {"MALLOC_ARENA_MAX": "2"},
             )
@@ -146,7 +146,7 @@ class TestProcess:
             assert "invalid output format" in talk.ask(regex("[")).refused
             assert "too large" in talk.ask(regex("((a{1,1000}){1,1000}){1,1000}")).refused
             talk.say(regex("((.*){1,50}){1,50}"))
-        assert talk.process.wait(20) == -signal.SIGALRM
+        assert talk.process.wait(60) == -signal.SIGALRM
 
     def test_memory(self) -> None:
         """A guide beyond the memory limit is rejected, and the process ends."""
@@ -160,4 +160,4 @@ class TestProcess:
             verdict = talk.ask(regex("((a{1,1000}){1,1000}){1,1000}"))
         assert "too much memory" in verdict.refused
         assert verdict.needs_restart
-        assert talk.process.wait(20) == 0
+        assert talk.process.wait(60) == 0
