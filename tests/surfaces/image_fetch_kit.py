@@ -16,9 +16,11 @@ class Album:
 
     def __init__(self) -> None:
         self.fetched: list[tuple[str, dict[str, str]]] = []
+        self.clients: set[str] = set()
 
-    async def get(self, url: str, headers: Mapping[str, str], *, deadline: float) -> bytes:
+    async def get(self, url: str, headers: Mapping[str, str], *, deadline: float, client: str) -> bytes:
         assert deadline > 0
+        self.clients.add(client)
         self.fetched.append((url, dict(headers)))
         return url.encode()
 

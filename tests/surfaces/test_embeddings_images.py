@@ -90,11 +90,12 @@ async def test_vector_options_for_images(server: Server) -> None:
 
 
 async def test_headers_reach_the_fetcher(server: Server, album: Album) -> None:
-    """The client's headers are sent for each URL, which is fetched once."""
+    """The client's headers are sent for each URL, which is fetched once, in the client's share."""
     headers = {"authorization": "Bearer x"}
     body = {"model": CLIP, "input": [ONE, DATA, TWO], "modality": "image", "image_download_headers": headers}
     assert (await server.call("POST", "/v1/embeddings", body)).status == 200
     assert sorted(album.fetched) == sorted([(ONE, headers), (TWO, headers)])
+    assert album.clients == {"127.0.0.1"}
 
 
 async def test_a_large_image(server: Server) -> None:

@@ -6,8 +6,9 @@ All fetches of one request share one size limit, since a short list of URLs may 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, TypeAlias
 
 from shoal.core.concurrency import run_concurrently
 from shoal.errors import InvalidValue, RequestError, TooManyInputs
@@ -34,17 +35,18 @@ class ImageReader:
         self._max_bytes = max_bytes
 
     async def read(
-        self, texts: Sequence[str], *, deadline: float, headers: Mapping[str, str] = _NO_HEADERS
+        self, texts: Sequence[str], *, deadline: float, headers: Mapping[str, str] = _NO_HEADERS, client: str = ""
     ) -> list[Image]:
         """Return one image per text, in order. A text is an http(s) URL, a data URI or the base64 of a file.
 
-        `headers` go only to hosts that the operator listed. `deadline` is a time of `time.monotonic()`. The model, and
-        not this method, checks that a file is an image.
+        `headers` go only to hosts that the operator listed. `deadline` is a time of `time.monotonic()`, `client` the
+        identity for fair sharing. The model, and not this method, checks that a file is an image.
 
         Raises InvalidValue and EmptyInput, which name the input if there are several; TooManyInputs if all fetches
         together are too large; DeadlineExceeded, Overloaded and Unavailable. An error cancels the running fetches.
         """
-        reading = _ImageFetches(self._fetcher, self._max_bytes, deadline, headers)
+        fetch = partial(self._fetcher.get, deadline=deadline, client=client) if self._fetcher is not None else None
+        reading = _ImageFetches(fetch, self._max_bytes, headers)
         found: list[Image | None] = [None] * len(texts)
         links: list[tuple[int, Link]] = []
         left = INLINE_CHARACTERS
@@ -83,14 +85,16 @@ class ImageReader:
         return await asyncio.to_thread(parse_image, text, max_bytes=self._max_bytes)
 
 
+_Fetch: TypeAlias = Callable[[str, Mapping[str, str]], Awaitable[bytes]]
+
+
 class _ImageFetches:
     """The fetches of one request."""
 
-    def __init__(self, fetcher: Fetcher | None, max_bytes: int, deadline: float, headers: Mapping[str, str]) -> None:
-        self._fetcher = fetcher
+    def __init__(self, fetch: _Fetch | None, max_bytes: int, headers: Mapping[str, str]) -> None:
+        self._fetch = fetch
         self._remaining_bytes = max_bytes
         self._max_bytes = max_bytes
-        self._deadline = deadline
         self._headers = headers
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_FETCHES)
 
@@ -101,11 +105,11 @@ class _ImageFetches:
 
     async def _fetch_one(self, place: int, link: Link, inputs: int) -> bytes:
         try:
-            if self._fetcher is None:
+            if self._fetch is None:
                 FetchPolicy().check_url(link.url)
                 raise InvalidValue("this server does not fetch URLs: send the image itself")
             async with self._slots:
-                data = await self._fetcher.get(link.url, self._headers, deadline=self._deadline)
+                data = await self._fetch(link.url, self._headers)
         except RequestError as error:
             raise (error.at_input(place) if inputs > 1 else error) from None
         self._remaining_bytes -= len(data)

@@ -7,8 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from shoal.core.concurrency import FairSlots
 from shoal.core.scheduling.admission import LATE_PART, wait_before_retry
-from shoal.core.scheduling.fair_queue import Rotation
 from shoal.errors import DeadlineExceeded, Overloaded
 from shoal.types import Context
 
@@ -17,7 +17,7 @@ LEAST_HANDED = 4
 so fewer handovers say nothing."""
 
 
-class StreamLimit:
+class StreamLimit(FairSlots):
     """Admits at most `limit` streams at once and queues up to `queued`, of which one client may hold at most half.
 
     Free slots go to the waiting clients in rotation, whatever the number of their waiting requests. A request is
@@ -25,12 +25,10 @@ class StreamLimit:
     """
 
     def __init__(self, limit: int = 256, queued: int = 1024, clock: Callable[[], float] = time.monotonic) -> None:
-        self.free = limit
-        self.waiting = 0
+        super().__init__(limit)
         self._max_queued = queued
         self._clock = clock
         self._handovers: deque[float] = deque(maxlen=max(limit, LEAST_HANDED))
-        self._waiters: Rotation[asyncio.Future[None]] = Rotation()
 
     async def enter(self, ctx: Context) -> None:
         """Take a slot, which must be given back with `leave`. Raises Overloaded when the queue is full or the wait too
@@ -39,18 +37,11 @@ class StreamLimit:
             self.free -= 1
             return
         self._check_room(ctx)
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.waiting += 1
-        self._waiters.add(ctx.client, place)
         try:
             async with asyncio.timeout(ctx.remaining(self._clock())):
-                await asyncio.shield(place)
+                await self.acquire(ctx.client)
         except TimeoutError:
-            self._give_up(ctx.client, place)
             raise DeadlineExceeded("no stream slot became free in time: try again later") from None
-        except asyncio.CancelledError:
-            self._give_up(ctx.client, place)
-            raise
 
     def _check_room(self, ctx: Context) -> None:
         mine = len(self._waiters.clients.get(ctx.client, ()))
@@ -86,22 +77,10 @@ class StreamLimit:
         pace = max((handed[-1] - handed[0]) / (len(handed) - 1), (now - handed[0]) / len(handed))
         return (before + turns) * pace
 
-    def _give_up(self, client: str, place: asyncio.Future[None]) -> None:
-        """Stop waiting; a slot that was granted at the same moment goes to the next waiter."""
-        if place.done():
-            self.leave()
-            return
-        self._waiters.discard(client, place)
-        self.waiting -= 1
-
     def leave(self) -> None:
         """Hand the slot to the client whose turn it is."""
-        if not self.waiting:
-            self.free += 1
+        if self.waiting:
+            self._handovers.append(self._clock())
+        else:
             self._handovers.clear()
-            return
-        self._handovers.append(self._clock())
-        client, place = self._waiters.turn()
-        self._waiters.discard(client, place)
-        self.waiting -= 1
-        place.set_result(None)
+        super().leave()

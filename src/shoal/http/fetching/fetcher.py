@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final, TypeAlias
 
+from shoal.core.concurrency import FairSlots
 from shoal.errors import DeadlineExceeded, InvalidValue, Overloaded, Unavailable
 from shoal.http.fetching.addresses import Address, parse_ip
 from shoal.http.fetching.allowed import ALTERNATIVE, FetchPolicy, Target, not_public_error
@@ -38,7 +39,8 @@ Download: TypeAlias = Callable[..., Awaitable[bytes]]
 
 
 class Fetcher:
-    """Runs at most `slots` fetches at once, each limited to `max_bytes` and to `seconds`, the wait for a slot included.
+    """Runs at most `slots` fetches at once, each limited to `max_bytes` and to `seconds`, the wait for a slot included;
+    clients take turns.
 
     `tls` is a verifying context for certificates that the system does not trust. Create a Fetcher on the event loop
     that uses it.
@@ -57,15 +59,17 @@ class Fetcher:
         self._allowed = allowed
         self._max_bytes = max_bytes
         self._seconds = seconds
-        self._slots = asyncio.Semaphore(slots)
+        self._slots = FairSlots(slots)
         self._resolver = SystemResolver(slots) if resolver is None else resolver
         self._tls = tls
         self._closed = False
         self._download: Download | None = None
 
-    async def get(self, url: str, headers: Mapping[str, str] = _NO_HEADERS, *, deadline: float) -> bytes:
+    async def get(
+        self, url: str, headers: Mapping[str, str] = _NO_HEADERS, *, deadline: float, client: str = ""
+    ) -> bytes:
         """Return the body of a 200 response. `headers` are the client's, for listed hosts only. `deadline` is absolute,
-        in seconds of `time.monotonic()`.
+        in seconds of `time.monotonic()`. `client` is the identity for fair sharing.
 
         Raises InvalidValue, DeadlineExceeded and Overloaded as described for the module, and Unavailable after
         `aclose`. Cancelling it closes its connection in every phase.
@@ -79,9 +83,13 @@ class Fetcher:
             raise DeadlineExceeded("the request's deadline passed before its image was fetched")
         began = False
         try:
-            async with asyncio.timeout(min(remaining, self._seconds)), self._slots:
+            async with asyncio.timeout(min(remaining, self._seconds)):
+                await self._slots.acquire(client)
                 began = True
-                return await self._fetch(target, sent)
+                try:
+                    return await self._fetch(target, sent)
+                finally:
+                    self._slots.leave()
         except TimeoutError:
             # Only the limit above raises this here: the operating system's timeouts are handled in `_fetch`.
             raise self._timeout_error(target.host, began, remaining) from None

@@ -39,9 +39,7 @@ class ClassifyImage:
         assert card.facts is not None
         _check_supported(parsed.body, card.facts)
         request.items = len(sources) + len(labels or ())
-        inputs = await images.read_images(
-            self._image_reader, sources, deadline=request.deadline, headers=download_headers(parsed.body)
-        )
+        inputs = await images.read_images(self._image_reader, sources, request, download_headers(parsed.body))
         scores, result = await self._score(request, card.name, card.facts, inputs, labels)
         request.result = result
         body = await vector_encoding.encode_rows(

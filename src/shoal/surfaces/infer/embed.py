@@ -109,7 +109,7 @@ class EmbedEndpoints:
         self, request: Request, options: EmbedOptions, sources: Sequence[str | bytes], headers: Mapping[str, str]
     ) -> Embedded:
         request.model, request.items = options.model, request.items or len(sources)
-        inputs = await images.read_images(self._image_reader, sources, deadline=request.deadline, headers=headers)
+        inputs = await images.read_images(self._image_reader, sources, request, headers)
         return await self._gateway.run(options.to_task(inputs), request.context())
 
     def _check_texts(self, text: str | list[str]) -> list[TextItem]:

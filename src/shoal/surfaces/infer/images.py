@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from shoal.core.input_errors import parse_input_index
 from shoal.errors import EmptyInput, InvalidValue, RequestError, TooManyInputs
 from shoal.http.images import ImageReader
+from shoal.http.request import Request
 from shoal.types import Image
 
 
@@ -19,7 +20,7 @@ def check_count(sources: Sequence[str | bytes], limit: int) -> None:
 
 
 async def read_images(
-    image_reader: ImageReader, sources: Sequence[str | bytes], *, deadline: float, headers: Mapping[str, str]
+    image_reader: ImageReader, sources: Sequence[str | bytes], request: Request, headers: Mapping[str, str]
 ) -> list[Image]:
     """Read all images, in the order of the request.
 
@@ -31,7 +32,9 @@ async def read_images(
         uploaded = [_read_upload(image_reader, each, place, len(sources)) for place, each in enumerate(sources)]
         texts = [each for each in sources if isinstance(each, str)]
         try:
-            found = iter(await image_reader.read(texts, deadline=deadline, headers=headers))
+            found = iter(
+                await image_reader.read(texts, deadline=request.deadline, headers=headers, client=request.client)
+            )
         except RequestError as error:
             raise _renumber(error, places, len(sources)) from None
     except (InvalidValue, EmptyInput) as error:

@@ -162,7 +162,8 @@ async def read_images(
     sought = [each for each in inputs if isinstance(each, ImageReference)]
     links = [each.link for each in sought]
     try:
-        found = iter(await image_reader.read(links, deadline=request.deadline, headers=parse_headers(headers)))
+        parsed = parse_headers(headers)
+        found = iter(await image_reader.read(links, deadline=request.deadline, headers=parsed, client=request.client))
     except RequestError as error:
         raise _remap_error(error, sought) from None
     return [next(found) if isinstance(each, ImageReference) else each for each in inputs]

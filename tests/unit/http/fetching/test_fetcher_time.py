@@ -124,6 +124,17 @@ class TestSlots:
             await first
         assert server.requests == []
 
+    async def test_clients_take_turns(self, server: Web) -> None:
+        """Whatever the number of their fetches."""
+        web_fetcher, order = fetcher(server, slots=1), list[str]()
+
+        async def fetch(client: str) -> None:
+            await web_fetcher.get(url(server), deadline=soon(), client=client)
+            order.append(client)
+
+        await asyncio.gather(*map(fetch, "aaaaabb"))
+        assert "".join(order) == "aababaa"
+
     async def test_a_failed_fetch_releases_its_slot(self, server: Web) -> None:
         web_fetcher = fetcher(server, slots=1)
         server.answer = http(b"", status="404 No")
