@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -91,27 +92,42 @@ class Slots:
 
 
 class LineMemory:
-    """Counts the bytes of the lines of all runs that have begun and not ended."""
+    """Counts the bytes of the lines of all batches that have begun and not ended."""
 
     def __init__(self) -> None:
         self._used = 0
-        self._waiting: dict[asyncio.Event, int] = {}
+        self._by_batch: Counter[str] = Counter()
+        self._waiting: dict[str, tuple[asyncio.Event, int]] = {}
 
     def has_room(self, size: int) -> bool:
         return self._used + size <= BYTES_BEGUN
 
-    def add(self, size: int) -> None:
+    def add(self, batch: Batch, size: int) -> None:
         self._used += size
+        self._by_batch[batch.id] += size
 
-    def remove(self, size: int) -> None:
+    def remove(self, batch: Batch, size: int) -> None:
         self._used -= size
-        for event in sorted(self._waiting, key=self._waiting.__getitem__):
-            event.set()
-        self._waiting.clear()
+        self._by_batch[batch.id] -= size
+        if not self._by_batch[batch.id]:
+            del self._by_batch[batch.id]
+        room = BYTES_BEGUN - self._used
+        for batch_id in sorted(self._waiting, key=self._by_batch.__getitem__) if room > 0 else ():
+            event, wanted = self._waiting[batch_id]
+            if wanted <= room:
+                room -= wanted
+                del self._waiting[batch_id]
+                event.set()
 
-    def notify(self, event: asyncio.Event, held: int) -> None:
-        """Set the event once bytes are freed; of several, that of the run that holds the fewest first."""
-        self._waiting[event] = held
+    @contextmanager
+    def waiting(self, batch: Batch, event: asyncio.Event, size: int) -> Iterator[None]:
+        """Within the block, set the event once that many bytes are free; of several batches, for the one that holds the
+        fewest first."""
+        self._waiting[batch.id] = event, size
+        try:
+            yield
+        finally:
+            self._waiting.pop(batch.id, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +159,6 @@ class BatchRun:
         self._input = setup.store.content(batch.input_file_id)
         self._finished = bytearray()
         self._running: dict[int, asyncio.Task[None]] = {}  # lines that have begun, by number
-        self._held = 0  # their bytes
         self._waiting: dict[int, int] = {}  # sizes of those without a slot
         self._moved = asyncio.Event()  # set when one of those gets a slot, or a line ends
         self._stop: Stop | None = None
@@ -252,8 +267,7 @@ class BatchRun:
             for line in taken:
                 size = len(line.body)
                 await self._wait_for_room(size)
-                self._held += size
-                self._setup.memory.add(size)
+                self._setup.memory.add(self.batch, size)
                 self._waiting[line.number] = size
                 self._running[line.number] = task = asyncio.create_task(self._run_line(line))
                 task.add_done_callback(partial(self._forget, line.number, size))
@@ -267,18 +281,17 @@ class BatchRun:
         memory = self._setup.memory
         while True:
             self._results.check()
-            if len(self._waiting) < LINES_WAITING and sum(self._waiting.values()) < BYTES_WAITING:
-                if not self._running or memory.has_room(size):
-                    return
-                memory.notify(self._moved, self._held)
+            few_wait = len(self._waiting) < LINES_WAITING and sum(self._waiting.values()) < BYTES_WAITING
+            if few_wait and (not self._running or memory.has_room(size)):
+                return
             self._moved.clear()
-            await self._moved.wait()
+            with memory.waiting(self.batch, self._moved, size) if few_wait else nullcontext():
+                await self._moved.wait()
 
     def _forget(self, number: int, size: int, _: asyncio.Task[None]) -> None:
         del self._running[number]
         self._waiting.pop(number, None)
-        self._held -= size
-        self._setup.memory.remove(size)
+        self._setup.memory.remove(self.batch, size)
         self._moved.set()
 
     async def _run_line(self, line: Line) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import pytest
+
+from shoal.batches import run
 from shoal.batches.objects import Batch
 from shoal.batches.run import LineMemory, Slots
 from tests.unit.batches.kit import new_batch
@@ -96,20 +99,29 @@ async def test_a_cancelled_request_takes_no_slot() -> None:
     await crowd.leave()
 
 
-async def test_freed_bytes_go_first_to_the_run_that_holds_the_fewest() -> None:
+async def test_freed_bytes_go_first_to_the_run_that_holds_the_fewest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs whose lines do not fit sleep on, and so does one that no longer waits."""
+    monkeypatch.setattr(run, "BYTES_BEGUN", 30)
     memory = LineMemory()
-    order: list[int] = []
+    order: list[str] = []
+    batches = {name: new_batch(id=name) for name in ("many", "few", "none", "left")}
+    for name, held in (("many", 15), ("few", 10), ("left", 5)):
+        memory.add(batches[name], held)
 
-    async def wait(held: int) -> None:
+    async def wait(name: str, size: int) -> None:
         event = asyncio.Event()
-        memory.notify(event, held)
-        await event.wait()
-        order.append(held)
+        with memory.waiting(batches[name], event, size):
+            await event.wait()
+        order.append(name)
 
-    async with asyncio.TaskGroup() as group:
-        for held in (5, 0, 9):
-            group.create_task(wait(held))
-        await settle()
-        assert not order
-        memory.remove(1)
-    assert order == [0, 5, 9]
+    tasks = [asyncio.create_task(wait(*each)) for each in (("many", 2), ("few", 3), ("none", 9), ("left", 1))]
+    await settle()
+    tasks[-1].cancel()
+    await settle()
+    memory.remove(batches["left"], 5)
+    await settle()
+    assert order == ["few", "many"]
+    memory.remove(batches["few"], 10)
+    await settle()
+    assert order == ["few", "many", "none"]
+    await asyncio.gather(*tasks, return_exceptions=True)
