@@ -151,8 +151,14 @@ class Lane:
         facts = engines[0].facts
         self._cost = facts.cost  # only for its `work`, which depends on the model alone
         self._planner: Planner[Item] = Planner(options.limits, facts.length_buckets, facts.cost.attention)
-        max_age_ms = options.limits.max_age_ms
-        self._preparer = Preparer(pipeline, threads, self._accept_prepared, self._count_held_items, max_age_ms, clock)
+        self._preparer = Preparer(
+            pipeline,
+            threads,
+            deliver=self._accept_prepared,
+            count_held=self._count_held_items,
+            max_age_ms=options.limits.max_age_ms,
+            clock=clock,
+        )
         self._parts: deque[_BatchPart] = deque()
         self._coalescer = Coalescer()
         self._requests: set[RequestState] = set()

@@ -101,6 +101,7 @@ class Preparer:
         self,
         pipeline: Pipeline,
         threads: Threads,
+        *,
         deliver: Callable[[list[Outcome]], None],
         count_held: Callable[[], int],
         max_age_ms: float,

@@ -247,12 +247,12 @@ class TextChatPipeline:
 
     def _render_conversation(self, task: Generate) -> Prompt:
         """Render the conversation, dropping old turns if allowed. Raises TooLong if it still does not fit."""
-        # Before turns are dropped: a later instruction goes with its turn, and must not become the first message.
-        task = structs.replace(task, messages=self._find_template(task).fold(task.messages))
         context_tokens, max_tokens = self.options.context_tokens, task.sampling.max_tokens
         may_drop = task.drop_oldest or self.options.truncation == "oldest"
         whole = self._render(task, task.messages)
         if context_tokens is not None and whole.tokens is not None and may_drop:
+            # Before turns are dropped: a later instruction goes with its turn, and must not become the first message.
+            task = structs.replace(task, messages=self._find_template(self._shown_tools(task)).fold(task.messages))
             groups = split_turns(task.messages)
             wished = max_tokens if max_tokens is not None else self.options.answer_tokens or RESERVE
             wished = min(wished, max(1, context_tokens // 4))
@@ -281,9 +281,10 @@ class TextChatPipeline:
         return replace(self._render(task, kept), cut=len(task.messages) - len(kept))
 
     def _render(self, task: Generate, messages: Sequence[Message]) -> Prompt:
-        text = self._find_template(task).render(
+        tools = self._shown_tools(task)
+        text = self._find_template(tools).render(
             messages,
-            tools=self._shown_tools(task),
+            tools=tools,
             add_generation_prompt=task.add_generation_prompt,
             continue_final=task.continue_final,
             variables=task.template_kwargs,
@@ -294,8 +295,8 @@ class TextChatPipeline:
     def _shown_tools(self, task: Generate) -> list[Tool]:
         return select_tools(task) if self._takes_tools and task.tool_choice != "none" else []
 
-    def _find_template(self, task: Generate) -> ChatTemplate:
-        template = self.tools_template if self._shown_tools(task) else self.template
+    def _find_template(self, tools: Sequence[Tool]) -> ChatTemplate:
+        template = self.tools_template if tools else self.template
         if template is None:
             raise Unsupported("this model has no chat template: use /v1/completions", param="messages")
         return template

@@ -67,8 +67,8 @@ class PreparerHarness:
         self.preparer = Preparer(
             self.pipeline,
             self.gate,
-            self.delivered.extend,
-            lambda: len(self.delivered) - self.answered,
+            deliver=self.delivered.extend,
+            count_held=lambda: len(self.delivered) - self.answered,
             max_age_ms=250,
             clock=lambda: self.now,
         )
