@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import os
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
@@ -123,5 +125,29 @@ def root(
 
 
 def main() -> None:
+    _open_missing_streams()
     faulthandler.enable()  # a crash in a library prints where each thread was
-    app()
+    try:
+        app()
+    except OSError as error:
+        from shoal.cli._errors import explain_os_error, say
+
+        reason = explain_os_error(error)
+        if not reason:
+            raise
+        # What the stream still holds cannot be written when Python ends, either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        say("error", reason, "bold red")
+        sys.exit(1)
+
+
+def _open_missing_streams() -> None:
+    """Open the null device for each standard stream that the caller closed, as `shoal chat <&-` does. Its number would
+    go to the next file or socket, and its Python object is None."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))

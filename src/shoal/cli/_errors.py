@@ -5,6 +5,7 @@ Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
 
 from __future__ import annotations
 
+import errno
 import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -21,6 +22,15 @@ def exit_code(error: ShoalError) -> int:
     """Return 2 if the command line itself is wrong, as for any other bad flag; otherwise 1."""
     flag = isinstance(error, ConfigError) and (error.param or "").startswith("--")
     return 2 if flag or isinstance(error, AddressError) else 1
+
+
+def explain_os_error(error: OSError) -> str:
+    """Return the message for an error of a standard stream or of the current folder, "" for any other."""
+    if error.filename is None and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
+        return f"the output cannot be written: {error.strerror}"
+    if error.filename is None and error.errno == errno.ENOENT:
+        return "the current folder no longer exists: change to another one"
+    return ""
 
 
 def say(label: str, message: str, colour: str) -> None:

@@ -208,4 +208,4 @@ def _write(vectors: Vectors, output: Path | None) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise SetupError(f"{output} cannot be written: {error.strerror}") from None
+        raise SetupError(f"{output or 'the output'} cannot be written: {error.strerror}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -183,3 +184,37 @@ class TestConfig:
         result = runner.invoke(app, ["config", "--json"], env={"SHOAL_MAX_BATCHSIZE": "3"})
         assert "warning: SHOAL_MAX_BATCHSIZE is not a setting" in result.stderr
         json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("command", ["shoal --version", "shoal config --json"])
+def test_a_full_disk_behind_the_output_is_one_line(command: str) -> None:
+    """The error says what failed, without a traceback now or as Python ends."""
+    done = run_in_shell(f"{command} > /dev/full")
+    assert (done.returncode, done.stderr) == (1, "error: the output cannot be written: No space left on device\n")
+
+
+def test_a_current_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    """The error says what to do."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = run_in_shell(f"cd {gone} && rmdir {gone} && shoal list")
+    assert (done.returncode, done.stderr) == (1, "error: the current folder no longer exists: change to another one\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        ("shoal embed <&-", "error: standard input is empty: give texts as arguments, or pipe them in, one a line\n"),
+        ("shoal config --json >&-", ""),
+        ("shoal config 2>&- <&-", ""),
+    ],
+)
+def test_closed_standard_streams(command: str, error: str) -> None:
+    """They count as empty: Python has None for them, and their numbers would go to the next file."""
+    done = run_in_shell(command)
+    assert (done.returncode, done.stderr) == (1 if error else 0, error)
+
+
+def run_in_shell(command: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run(["sh", "-c", command], check=False, env=environ, capture_output=True, text=True)
