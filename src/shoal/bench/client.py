@@ -129,7 +129,7 @@ class Target:
             raise ValueError(f"the URL must look like http://host:port: got {url!r}")
         self.host = parts.hostname
         self.port = parts.port or 80
-        self.name = f"{self.host}:{self.port}"
+        self.name = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
         self._local = (local, 0) if local else None
 
     async def connect(self) -> Connection:

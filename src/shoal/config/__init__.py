@@ -249,7 +249,11 @@ def find_file(environ: Mapping[str, str], folder: Path) -> Path | None:
 
 
 def check_bind(settings: Settings) -> None:
-    """Raise ConfigError if others can reach the host while no key protects it."""
+    """Raise ConfigError if the host is written as in a URL, or if others can reach it while no key protects it."""
+    if found := _URL_HOST.fullmatch(settings.host):
+        host, port = found["v6"] or found["name"], found["port6"] or found["port"]
+        flags = f"--host {host} --port {port}" if port else f"--host {host}"
+        raise ConfigError(f"host {settings.host} must be a name or an address alone: use {flags}", param="host")
     if settings.insecure or settings.api_key or is_loopback(settings.host):
         return
     raise ConfigError(
@@ -335,6 +339,8 @@ def read_variables(environ: Mapping[str, str], warnings: list[str]) -> _LayerVal
         values[name] = (convert(setting, value, variable), Source("env", variable))
     return values
 
+
+_URL_HOST = re.compile(r"\[(?P<v6>.+)\](?::(?P<port6>\d+))?|(?P<name>[^:]+):(?P<port>\d+)")
 
 # Kubernetes gives every pod SHOAL_PORT=tcp://10.0.0.1:80 when a Service is called "shoal".
 _SERVICE_LINK = re.compile(r"^(tcp|udp|sctp)://")

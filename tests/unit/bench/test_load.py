@@ -209,3 +209,11 @@ def test_only_http_urls(url: str) -> None:
     """Other URLs are refused with the valid form."""
     with pytest.raises(ValueError, match="http://host:port"):
         Target(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"), [("http://[::1]:8080/v1", "[::1]:8080"), ("[::1]", "[::1]:80"), ("a.example:1", "a.example:1")]
+)
+def test_the_host_header(url: str, name: str) -> None:
+    """IPv6 addresses are in brackets, without which a server takes their end for the port."""
+    assert Target(url).name == name

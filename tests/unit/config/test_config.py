@@ -551,6 +551,19 @@ class TestBind:
         """Only local clients can connect."""
         config.check_bind(config.Settings(host=host))
 
+    @pytest.mark.parametrize(
+        ("host", "flags"),
+        [
+            ("[::1]", "--host ::1"),
+            ("[::1]:80", "--host ::1 --port 80"),
+            ("localhost:8333", "--host localhost --port 8333"),
+        ],
+    )
+    def test_hosts_as_in_urls(self, host: str, flags: str) -> None:
+        """The message has the right flags; they are no addresses that others could reach."""
+        with pytest.raises(ConfigError, match=f"must be a name or an address alone: use {flags}$"):
+            config.check_bind(config.Settings(host=host, insecure=True))
+
     def test_a_key_or_insecure_opens_any_address(self) -> None:
         """Either way works; a key for administrators alone does not protect the rest."""
         config.check_bind(config.Settings(host="0.0.0.0", api_key=("k",)))
