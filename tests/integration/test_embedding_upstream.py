@@ -32,14 +32,15 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 IDS = ("--token-ids", "accept")
 
 
-@pytest.fixture
-def pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Server, Server]]:
-    """(front server for clients, server with the model)."""
+@pytest.fixture(scope="class")
+def pair(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[tuple[Server, Server]]:
+    """(front server for clients, server with the model), shared by the tests of a class."""
+    folder = tmp_path_factory.mktemp("pair")
     with ExitStack() as stack:
         flags = (*UNBOUNDED_QUEUE, *IDS)
-        behind = stack.enter_context(running(tmp_path / "behind", f"{FAR}={request.param}", flags=flags))
+        behind = stack.enter_context(running(folder / "behind", f"{FAR}={request.param}", flags=flags))
         address = f"near={upstream_of(behind, FAR)}"
-        yield stack.enter_context(running(tmp_path / "front", address, flags=UNBOUNDED_QUEUE)), behind
+        yield stack.enter_context(running(folder / "front", address, flags=UNBOUNDED_QUEUE)), behind
 
 
 def rerank(server: Server, query: str, documents: list[str], **fields: Any) -> Reply:
@@ -100,7 +101,7 @@ class TestRanking:
         assert [at for at, status in enumerate(statuses) if status != 200] == [*bad]
 
     def test_a_server_that_dies_and_comes_back(self, pair: tuple[Server, Server], tmp_path: Path) -> None:
-        """It comes back as another process on the same port."""
+        """It comes back as another process on the same port. Last, as it ends a server of the class."""
         front, behind = pair
         behind.process.send_signal(signal.SIGKILL)
         behind.process.wait()

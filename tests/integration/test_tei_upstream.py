@@ -47,6 +47,16 @@ def rows_of(reply: Reply) -> Any:
     return np.array(json.loads(reply[2]), dtype=np.float32)
 
 
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, FakeProcess]]:
+    """A server, and the one that it stands in front of, shared by tests that leave both as they were."""
+    with (
+        fake_process("--delay-ms", "10") as fake,
+        running(tmp_path_factory.mktemp("joined"), f"m={fake.address}", flags=UNBOUNDED_QUEUE) as server,
+    ):
+        yield server, fake
+
+
 class TestJoining:
     @pytest.mark.parametrize("era", ["1.8", "1.9"])
     def test_one_bad_text_fails_alone(self, tmp_path: Path, pool: ThreadPoolExecutor, era: str) -> None:
@@ -68,16 +78,16 @@ class TestJoining:
                     assert status == 200
                     assert np.allclose(json.loads(body), [dense_of(text)], atol=1e-6)
 
-    def test_an_answer_of_the_wrong_length_is_an_error(self, tmp_path: Path, fake: FakeProcess) -> None:
+    def test_an_answer_of_the_wrong_length_is_an_error(self, joined: tuple[Server, FakeProcess]) -> None:
         """2. It never becomes an empty vector."""
-        with running(tmp_path, f"m={fake.address}") as server:
-            for kind in ("short", "empty", "html"):
-                fake.change(misbehaves=kind)
-                status, _, body = embed(server, ["a", "b"])
-                assert status == 502
-                assert json.loads(body)["error_type"] == "Backend"
+        server, fake = joined
+        for kind in ("short", "empty", "html"):
+            fake.change(misbehaves=kind)
+            status, _, body = embed(server, ["a", "b"])
             fake.change(misbehaves="")
-            assert embed(server, ["a", "b"])[0] == 200
+            assert status == 502
+            assert json.loads(body)["error_type"] == "Backend"
+        assert embed(server, ["a", "b"])[0] == 200
 
     def test_a_full_queue_is_reported(self, tmp_path: Path, pool: ThreadPoolExecutor, fake: FakeProcess) -> None:
         """3. Neither queue nor calls are unbounded: 429, and never more calls in flight than configured."""
@@ -98,38 +108,37 @@ class TestJoining:
             assert report["most_permits"] <= 8
             assert set(report["statuses"]) == {200}
 
-    def test_a_lone_request_is_sent_at_once(self, tmp_path: Path, fake: FakeProcess) -> None:
+    def test_a_lone_request_is_sent_at_once(self, joined: tuple[Server, FakeProcess]) -> None:
         """4. It does not wait, and its batch facts say so."""
-        with running(tmp_path, f"m={fake.address}") as server:
-            embed(server, "first")
-            _, headers, _ = embed(server, "alone")
-            assert (headers["x-shoal-flush"], headers["x-shoal-batch-size"]) == ("idle", "1")
-            assert float(headers["x-shoal-queue-ms"]) < 10
+        server, _ = joined
+        embed(server, "first")
+        _, headers, _ = embed(server, "alone")
+        assert (headers["x-shoal-flush"], headers["x-shoal-batch-size"]) == ("idle", "1")
+        assert float(headers["x-shoal-queue-ms"]) < 10
 
-    def test_requests_of_any_size_are_split_and_joined(
-        self, tmp_path: Path, pool: ThreadPoolExecutor, fake: FakeProcess
-    ) -> None:
+    def test_requests_of_any_size_are_split_and_joined(self, joined: tuple[Server, FakeProcess]) -> None:
         """5. By inputs, not by requests: 32 in a call, regardless of the caller."""
-        with running(tmp_path, f"m={fake.address}") as server:
-            texts = [f"text {at}" for at in range(300)]
-            vectors = rows_of(embed(server, texts))
-            assert np.allclose(vectors, np.stack([dense_of(text) for text in texts]), atol=1e-6)
-            sizes = fake.report()["sizes"][1:]
-            assert (max(sizes), len(sizes)) == (32, 10)
+        server, fake = joined
+        texts = [f"part {at}" for at in range(300)]
+        before = len(fake.report()["sizes"])
+        vectors = rows_of(embed(server, texts))
+        assert np.allclose(vectors, np.stack([dense_of(text) for text in texts]), atol=1e-6)
+        sizes = fake.report()["sizes"][before:]
+        assert (max(sizes), len(sizes)) == (32, 10)
 
-    def test_options_are_not_dropped(self, tmp_path: Path, pool: ThreadPoolExecutor, fake: FakeProcess) -> None:
+    def test_options_are_not_dropped(self, joined: tuple[Server, FakeProcess], pool: ThreadPoolExecutor) -> None:
         """6. Only texts with equal options share a call."""
-        with running(tmp_path, f"m={fake.address}", flags=UNBOUNDED_QUEUE) as server:
-            options: list[dict[str, Any]] = [
-                {},
-                {"normalize": False},
-                {"dimensions": 4},
-                {"normalize": False, "dimensions": 4},
-            ]
-            pending = [(each, pool.submit(embed, server, f"text {at}", **each)) for at in range(20) for each in options]
-            for at, (each, reply) in enumerate(pending):
-                expected = dense_of(f"text {at // 4}", **each)
-                assert np.allclose(rows_of(reply.result())[0], expected, atol=1e-6)
+        server, _ = joined
+        options: list[dict[str, Any]] = [
+            {},
+            {"normalize": False},
+            {"dimensions": 4},
+            {"normalize": False, "dimensions": 4},
+        ]
+        pending = [(each, pool.submit(embed, server, f"text {at}", **each)) for at in range(20) for each in options]
+        for at, (each, reply) in enumerate(pending):
+            expected = dense_of(f"text {at // 4}", **each)
+            assert np.allclose(rows_of(reply.result())[0], expected, atol=1e-6)
 
     def test_batch_facts_are_those_of_the_batch(
         self, tmp_path: Path, pool: ThreadPoolExecutor, fake: FakeProcess
@@ -239,16 +248,18 @@ class TestServing:
             eventually(lambda: metric(server, "shoal_queue_items") == 0, "an empty queue")
 
 
+@pytest.fixture(scope="class")
+def pair(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[tuple[Server, Server]]:
+    """(front server for clients, server with the model), shared by tests of the same model."""
+    folder = tmp_path_factory.mktemp("pair")
+    with running(folder / "behind", f"far={request.param}", flags=UNBOUNDED_QUEUE) as behind:
+        address = f"near=tei+http://127.0.0.1:{behind.port}"
+        with running(folder / "front", address, flags=UNBOUNDED_QUEUE) as front:
+            yield front, behind
+
+
 class TestShoalBehind:
     """Shoal is a text-embeddings-inference server for another Shoal."""
-
-    @pytest.fixture
-    def pair(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Server, Server]]:
-        """(front server for clients, server with the model)."""
-        with running(tmp_path / "behind", f"far={request.param}", flags=UNBOUNDED_QUEUE) as behind:
-            address = f"near=tei+http://127.0.0.1:{behind.port}"
-            with running(tmp_path / "front", address, flags=UNBOUNDED_QUEUE) as front:
-                yield front, behind
 
     @pytest.mark.parametrize("pair", ["fake:delay_ms=2"], indirect=True)
     def test_vectors_are_the_same(self, pair: tuple[Server, Server], pool: ThreadPoolExecutor) -> None:
@@ -265,6 +276,17 @@ class TestShoalBehind:
         assert sorted({one.result()[0] for one in pending}) == [200, 502]
         assert [one.result()[0] for one in pending].count(502) == 1
 
+    @pytest.mark.parametrize("pair", ["fake:delay_ms=2"], indirect=True)
+    def test_it_comes_back(self, pair: tuple[Server, Server], tmp_path: Path) -> None:
+        """It comes back as another process on the same port. After the other test of this pair, which needs both."""
+        front, behind = pair
+        behind.process.kill()
+        behind.process.wait()
+        eventually(lambda: front.request("GET", "/health/ready")[0] == 503, "/health/ready to return 503")
+        with running(tmp_path / "again", "far=fake:", port=behind.port):
+            eventually(lambda: front.request("GET", "/health/ready")[0] == 200, "/health/ready to return 200")
+            assert embed(front, "a")[0] == 200
+
     @pytest.mark.parametrize("pair", ["fake:labels=1"], indirect=True)
     def test_scores_are_the_same(self, pair: tuple[Server, Server]) -> None:
         front, behind = pair
@@ -280,17 +302,6 @@ class TestShoalBehind:
         body = {"inputs": [["one"], ["two", "words"]]}
         labels, own = (json.loads(server.request("POST", "/predict", body)[2]) for server in (front, behind))
         assert [[each["label"] for each in row] for row in labels] == [[each["label"] for each in row] for row in own]
-
-    @pytest.mark.parametrize("pair", ["fake:delay_ms=2"], indirect=True)
-    def test_it_comes_back(self, pair: tuple[Server, Server], tmp_path: Path) -> None:
-        """It comes back as another process on the same port."""
-        front, behind = pair
-        behind.process.kill()
-        behind.process.wait()
-        eventually(lambda: front.request("GET", "/health/ready")[0] == 503, "/health/ready to return 503")
-        with running(tmp_path / "again", "far=fake:", port=behind.port):
-            eventually(lambda: front.request("GET", "/health/ready")[0] == 200, "/health/ready to return 200")
-            assert embed(front, "a")[0] == 200
 
 
 async def test_a_thousand_at_once(tmp_path: Path) -> None:
