@@ -237,15 +237,17 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call locked,<bin>,<name>): exactly the files that requirements/<name>.txt names; then Shoal itself, from here. uv does
-# it in a tenth of pip's time, but does not know an index that pip is told of; where it fails, pip does it. Bytecode is
-# written on first use, unless Python is told not to.
+# it in a tenth of pip's time, but does not know an index or a file that pip is told of; where it fails, pip does it. Bytecode
+# is written on first use, unless Python is told not to. $(call unlocked,<bin>,<requirements>): in the build of the index.
 COMPILED := $(PYTHONDONTWRITEBYTECODE)
 PIP := pip install $(if $(COMPILED),,--no-compile)
+UV_PIP := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(UV) pip install $(if $(COMPILED),--compile-bytecode)
 LOCKED = --require-hashes --requirement requirements/$(2).txt
-define locked
-{ ! $(1)/python -m pip config list | grep -q index-url && $(UV) pip install $(if $(COMPILED),--compile-bytecode) --python $(1)/python $(LOCKED) $(3); } || \
-	$(1)/python -m $(PIP) $(LOCKED) $(3)
+define unlocked
+{ ! $(1)/python -m pip config list | grep -qE 'index-url|^[a-z]+\.find-links' && $(UV_PIP) --python $(1)/python $(2); } || \
+	$(1)/python -m $(PIP) $(2)
 endef
+locked = $(call unlocked,$(1),$(LOCKED) $(3))
 shoal = $(1)/python -m pip install --no-deps --no-build-isolation --editable .
 
 $(addsuffix /bin/python,$(VENVS)):
@@ -291,7 +293,7 @@ $(DOCS)/.installed: requirements/docs.txt | $(DOCS)/bin/python $(UV)
 
 # PyTorch first, in the build that the index of this machine has, with what that build needs; the rest must not change it.
 $(PARITY)/.installed: pyproject.toml requirements/parity.txt | $(PARITY)/bin/python $(UV)
-	$(@D)/bin/python -m $(PIP) torch==$(TORCH)
+	$(call unlocked,$(@D)/bin,torch==$(TORCH))
 	$(call locked,$(@D)/bin,parity,--no-deps)
 	$(call shoal,$(@D)/bin)
 	@touch $@
@@ -299,7 +301,7 @@ $(PARITY)/.installed: pyproject.toml requirements/parity.txt | $(PARITY)/bin/pyt
 # torchvision of an index is built with CUDA and does not load beside a PyTorch without it: === leaves out builds such as
 # 2.13.0+cpu, wherever they lie. 6 GB on the disk.
 $(CONVERT)/.installed: pyproject.toml requirements/convert.txt | $(CONVERT)/bin/python $(UV)
-	$(@D)/bin/python -m $(PIP) torch===$(TORCH) torchvision
+	$(call unlocked,$(@D)/bin,torch===$(TORCH) torchvision)
 	$(call locked,$(@D)/bin,convert,--no-deps)
 	$(call shoal,$(@D)/bin)
 	@touch $@
