@@ -24,6 +24,8 @@ from shoal.errors import (
 
 _MEMORY = ("out of memory", "bad_alloc", "failed to allocate", "cannot allocate")
 _BUDGET = re.compile(r"max_tokens_per_request|tokens per (\w+ )?(request|batch|call)", re.IGNORECASE)
+_TOO_LARGE = re.compile(r"\btoo large to process\b")
+"""llama.cpp's words for a text beyond its physical batch, for which its status is 500."""
 _ERROR = json_decoder(dict[str, Any])
 _NO_MODEL = re.compile(r"model.*(not found|not exist|unknown)|(unknown|no such) model|model_not_found", re.IGNORECASE)
 _NO_ROUTE = re.compile(
@@ -148,7 +150,7 @@ def engine_error(answer: Answer, where: str) -> ShoalError:
         )
     if status in (502, 503, 504) or lacks_model(answer):
         return TransportFailed(f"the server at {where} cannot serve the model now (status {status}){words}: try again")
-    if status in (400, 422):
+    if status in (400, 422) or _TOO_LARGE.search(answer.raw_message):
         return InputRejected(f"the server at {where} refused these inputs{words}")
     if any(memory in words.lower() for memory in _MEMORY):
         return OutOfMemory(f"the batch did not fit into the memory of the server at {where}{words}")

@@ -157,6 +157,7 @@ class TestEmbeddings:
             (make_answer(404, openai("The model `x` does not exist.", code="model_not_found")), TransportFailed),
             (make_answer(404, {"detail": "Not Found"}), UpstreamFailed),
             (make_answer(500, openai("CUDA out of memory. Tried to allocate")), OutOfMemory),
+            (make_answer(500, openai("input (9 tokens) is too large to process. increase the batch")), InputRejected),
             (make_answer(500, openai("boom")), UpstreamFailed),
             (make_answer(424, openai("boom")), UpstreamFailed),
             (make_answer(401, openai("bad key")), UpstreamFailed),
