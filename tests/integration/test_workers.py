@@ -300,6 +300,27 @@ def test_a_loaded_model_is_served_at_once_by_all_fronts(shoal_server: ShoalServe
             assert server.request("POST", "/v1/embeddings", {**BODY, "model": "second"})[0] == 404
 
 
+@pytest.mark.usefixtures("with_second")
+def test_a_loaded_model_comes_back_with_the_model_process(shoal_server: ShoalServer) -> None:
+    """A model that a client has loaded is loaded again after a SIGKILL; before, requests for it are a 503."""
+    server = shoal_server(["fake:"], *WORKERS)
+    second = {**BODY, "model": "second"}
+    assert server.request("POST", "/models/load", {"model": "second"})[0] == 200
+    wait_until(lambda: server.request("POST", "/v1/embeddings", second)[0] == 200, server.process, server.log)
+    time.sleep(1.0)  # until it is written down
+    [models] = children(server)["models"]
+    os.kill(models, signal.SIGKILL)
+    wait_until(lambda: models not in (children(server)["models"] or [models]), server.process, server.log)
+    statuses = []
+
+    def is_served() -> bool:
+        statuses.append(server.request("POST", "/v1/embeddings", second)[0])
+        return statuses[-1] == 200
+
+    wait_until(is_served, server.process, server.log)
+    assert set(statuses) <= {200, 502, 503}
+
+
 def test_a_killed_front_is_replaced(shoal_server: ShoalServer) -> None:
     """Requests on its connections fail; those of the other front are answered, and new ones soon again."""
     server = shoal_server(["fake:delay_ms=300"], *WORKERS)

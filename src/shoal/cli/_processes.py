@@ -97,6 +97,7 @@ async def _serve_front(setup: Setup, sockets: Sequence[socket.socket]) -> None:
 async def _serve_models(setup: Setup, listener: socket.socket, as_json: bool) -> None:
     from shoal.app import open_app
     from shoal.app.front_tokenizers import describe_tokenizer
+    from shoal.app.loaded_models import note_loaded, restore_loaded
     from shoal.app.remote_models import describe_remote
     from shoal.cli.progress import TerminalProgress
     from shoal.cli.serve import announce_models, bind_grpc, log
@@ -129,14 +130,17 @@ async def _serve_models(setup: Setup, listener: socket.socket, as_json: bool) ->
                 if app.log is not None:
                     app.log.connect(server.look_up)
                 drain_s = settings.drain_delay_s + settings.drain_timeout_s + 2.0
+                lifecycle, file = app.gateway.lifecycle, Path(setup.path).with_name("loaded")
+                assert lifecycle is not None
+                await restore_loaded(lifecycle, file)
                 async with asyncio.TaskGroup() as group:
-                    beating = group.create_task(_beat(setup.pulse))
+                    lasting = [group.create_task(each) for each in (note_loaded(lifecycle, file), _beat(setup.pulse))]
                     loading = group.create_task(announce_models(app, setup.loaded, setup.port))
                     serving_grpc = group.create_task(_serve_grpc(grpc_server, settings, stop))
                     await server.run(listener, stop, drain_s)
                     await serving_grpc
-                    loading.cancel()
-                    beating.cancel()
+                    for each in (loading, *lasting):
+                        each.cancel()
     except (ShoalError, ExceptionGroup) as failure:
         error = failure if isinstance(failure, ShoalError) else failure.exceptions[0]
         if not isinstance(error, ShoalError):

@@ -127,6 +127,22 @@ class Lifecycle:
         self._model_status.forget(plan.name)
         return self._start_job(work, self._load)
 
+    def restore(self, plan: Plan) -> Job:
+        """Load a model that clients had loaded in a process before this one. Raises Conflict when one of its names is
+        taken."""
+        self._check_open()
+        return self._start_job(ActiveJob(Job("load", plan.name), plan, self._register_on_demand(plan)), self._load)
+
+    def loaded_plans(self) -> list[Plan]:
+        """Return the plans of models that clients have loaded, also of those that sleep."""
+        return [
+            model.plan
+            for model in self._registry
+            if model.plan is not None
+            and model.name not in self._startup_plans
+            and (model.state == "ready" or model.is_sleeping)
+        ]
+
     def download(self, name: str, options: LoadOptions = _DEFAULTS) -> Job:
         """Download a model's files without loading it; repeated calls return the running job. Raises InvalidValue for a
         bad name, Conflict while another source is downloaded under the same name."""

@@ -1,0 +1,53 @@
+"""Notes what clients have loaded for the next model process, if this one ends. Part of the composition root."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+from pathlib import Path
+
+from shoal.core.lifecycle.lifecycle import Lifecycle
+from shoal.core.lifecycle.loading import Plan
+from shoal.errors import ShoalError
+
+LOOK_S = 0.1
+"""Interval of checks whether clients have loaded or unloaded a model."""
+
+logger = logging.getLogger("shoal")
+
+
+async def restore_loaded(lifecycle: Lifecycle, file: Path) -> None:
+    """Begin to load the models that the file lists."""
+    for plan in await asyncio.to_thread(_read, file):
+        try:
+            lifecycle.restore(plan)
+        except ShoalError as error:
+            logger.warning("%s is not loaded again: %s", plan.name, error.message)
+
+
+async def note_loaded(lifecycle: Lifecycle, file: Path) -> None:
+    """List in the file what clients have loaded; never returns.
+
+    A model is listed once it is loaded: one that ends the process as it loads does not end the next one.
+    """
+    listed: list[Plan] | None = None
+    while True:
+        if listed != (listed := lifecycle.loaded_plans()):
+            await asyncio.to_thread(_write, file, listed)
+        await asyncio.sleep(LOOK_S)
+
+
+def _read(file: Path) -> list[Plan]:
+    try:
+        plans: list[Plan] = pickle.loads(file.read_bytes())
+    except FileNotFoundError:  # no process before this one had any
+        return []
+    return plans
+
+
+def _write(file: Path, plans: list[Plan]) -> None:
+    new = file.with_suffix(".new")
+    new.write_bytes(pickle.dumps(plans))
+    os.replace(new, file)
