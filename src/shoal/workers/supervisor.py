@@ -99,7 +99,11 @@ class Supervisor:
         delay = 0.0
         while not stop.is_set():
             began = time.monotonic()
-            code = await self._run_once(program)
+            try:
+                code = await self._run_once(program)
+                how = _describe_end(code)
+            except OSError as error:  # no memory or no descriptors, perhaps only now
+                code, how = 1, f"it cannot be started: {error.strerror}"
             if stop.is_set():
                 return
             lived = time.monotonic() - began
@@ -110,7 +114,7 @@ class Supervisor:
                     return
                 self._has_restarted = True
             delay = 0.0 if lived >= STABLE_S else min(max(2 * delay, FIRST_DELAY_S), MAX_DELAY_S)
-            logger.error("%s ended (%s): starting it again", program.name, _describe_end(code))
+            logger.error("%s ended (%s): starting it again", program.name, how)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await stop.wait()

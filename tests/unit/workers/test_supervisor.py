@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -106,6 +108,23 @@ async def test_a_killed_process_is_started_again(programs: Programs, caplog: pyt
         await run_until(supervisor, kill_first)
     assert len(programs.starts("models")) == 1
     assert "one ended (SIGKILL): starting it again" in caplog.text
+
+
+async def test_a_process_that_cannot_be_started_is_tried_again(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when the machine is out of memory or descriptors for a moment."""
+    start, failures = shoal.workers.supervisor._start, iter([OSError(errno.EAGAIN, "no processes left")] * 2)
+
+    def start_later(program: Program) -> subprocess.Popen[bytes]:
+        for error in failures:
+            raise error
+        return start(program)
+
+    monkeypatch.setattr(shoal.workers.supervisor, "_start", start_later)
+    supervisor = Supervisor(programs.write("models", WAIT), [programs.write("front", WAIT)], 30.0)
+    assert await run_until(supervisor, lambda: bool(programs.starts("models") and programs.starts("front"))) == 0
+    assert "models ended (it cannot be started: no processes left): starting it again" in caplog.text
 
 
 async def test_a_process_that_keeps_ending_waits_longer(
