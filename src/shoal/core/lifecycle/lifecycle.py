@@ -416,7 +416,8 @@ class Lifecycle:
     def _should_reload(self, model: Model, runner: Runner) -> bool:
         """Whether to reload a model whose process died: yes, unless it crashed recently."""
         return (
-            model.runner is runner
+            not self._closed
+            and model.runner is runner
             and model.state == "ready"
             and model.plan is not None
             and model.name not in self._queue
@@ -430,6 +431,8 @@ class Lifecycle:
             await self._loader.close(model.plan, runner)
         except ShoalError as error:
             logger.warning("closing the failed replica of %s: %s", model.name, error.message)
+        except Exception:  # a bug: the runner itself is closed all the same
+            logger.exception("closing the failed replica of %s", model.name)
         model.runner = None
         self._memory.free(model)
 

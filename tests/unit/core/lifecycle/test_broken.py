@@ -121,7 +121,8 @@ def test_a_broken_model_is_reported_and_loaded_again(virtual: Run[None]) -> None
     virtual(main)
 
 
-def test_an_old_runner_that_does_not_close_is_not_in_the_way(virtual: Run[None]) -> None:
+@pytest.mark.parametrize("error", [TransportFailed("the server is gone"), ZeroDivisionError("by hand")])
+def test_an_old_runner_that_does_not_close_is_not_in_the_way(virtual: Run[None], error: Exception) -> None:
     """The old runner's server may be gone; after a second failure the model is listed as failed."""
 
     async def main() -> None:
@@ -129,7 +130,7 @@ def test_an_old_runner_that_does_not_close_is_not_in_the_way(virtual: Run[None])
         opened = fragile(stack)
         await stack.loaded("a")
         opened[0].breaks()
-        stack.loads.errors["close", "a"] = TransportFailed("the server is gone")
+        stack.loads.errors["close", "a"] = error
         stack.loads.errors["open", "a"] = TransportFailed("the server is gone")
         with pytest.raises(TransportFailed):
             await stack.lifecycle.load("a").wait()
@@ -140,6 +141,26 @@ def test_an_old_runner_that_does_not_close_is_not_in_the_way(virtual: Run[None])
         stack.loads.errors.clear()
         await stack.loaded("a")
         await stack.ask("a")
+
+    virtual(main)
+
+
+def test_a_crash_while_the_server_closes_starts_nothing(virtual: Run[None]) -> None:
+    """A process that ends because it is being closed is not put to sleep by a job that nobody awaits."""
+
+    async def main() -> None:
+        stack = Stack()
+        opened = fragile(stack)
+        await stack.loaded("a")
+        close = opened[0].aclose
+
+        async def crash() -> None:
+            opened[0].breaks(Crashed("ended"))
+            await close()
+
+        opened[0].aclose = crash  # type: ignore[method-assign]
+        await stack.lifecycle.aclose()
+        assert not list(stack.lifecycle._queue)
 
     virtual(main)
 
