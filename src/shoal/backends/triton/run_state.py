@@ -145,13 +145,15 @@ class RunFolder:
 
     def release(self, *, keep_log: bool) -> None:
         """Release the folder and delete the state, and the log unless `keep_log`."""
-        remove_socket(self._socket)
-        (self.path / "state.json").unlink(missing_ok=True)
-        if not keep_log:
-            shutil.rmtree(self.path, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        try:
+            remove_socket(self._socket)
+            (self.path / "state.json").unlink(missing_ok=True)
+            if not keep_log:
+                shutil.rmtree(self.path, ignore_errors=True)
+        finally:
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
 
     def is_supervised(self) -> bool:
         """Return whether a living process holds the folder."""
@@ -165,9 +167,14 @@ class RunFolder:
             os.close(lock)
 
     def write(self, state: State) -> None:
-        with tempfile.NamedTemporaryFile(dir=self.path, prefix=".state-", delete=False) as file:
-            file.write(msgspec.json.encode(state))
-        os.replace(file.name, self.path / "state.json")
+        file = tempfile.NamedTemporaryFile(dir=self.path, prefix=".state-", delete=False)  # noqa: SIM115 - closed below
+        try:
+            with file:
+                file.write(msgspec.json.encode(state))
+            os.replace(file.name, self.path / "state.json")
+        except OSError:
+            Path(file.name).unlink(missing_ok=True)
+            raise
 
     def read(self) -> State | None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -93,6 +94,26 @@ def test_a_state_round_trips_and_is_forgotten(folder: RunFolder) -> None:
     folder.release(keep_log=True)
     assert folder.read() is None
     assert folder.tail(9) == "shoal: a line"
+
+
+def test_a_state_that_cannot_be_written_leaves_no_file(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    assert folder.claim()
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="full"):
+        folder.write(state())
+    assert [path.name for path in folder.path.iterdir()] == ["lock"]
+    folder.release(keep_log=False)
+
+
+def test_a_folder_that_cannot_be_cleared_is_released(folder: RunFolder) -> None:
+    assert folder.claim()
+    (folder.path / "state.json").mkdir()
+    with pytest.raises(OSError, match=r"state\.json"):
+        folder.release(keep_log=True)
+    assert not folder.is_supervised()
 
 
 def test_a_broken_state_is_none(folder: RunFolder) -> None:
