@@ -327,9 +327,10 @@ class TritonServer:
             await asyncio.sleep(pause)
             try:
                 await self._launch()
-            except SetupError as error:
+            except (SetupError, OSError) as error:
                 # Its process has ended or could not be started: the next iteration counts that, and waits longer.
-                await self._log_note(error.message.partition("\n")[0])
+                words = error.message if isinstance(error, SetupError) else f"tritonserver cannot be started: {error}"
+                await self._log_note(words.partition("\n")[0])
 
     async def _wait_for_end(self) -> int:
         """Return the exit code of the process once it has ended; kill it if it hangs while it dies."""

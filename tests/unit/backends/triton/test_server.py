@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ import pytest
 from shoal.backends.triton import distribution, environment, process, server
 from shoal.backends.triton.distribution import Distribution
 from shoal.backends.triton.environment import Environment, Interpreter
-from shoal.backends.triton.process import CrashWatch
+from shoal.backends.triton.process import Command, CrashWatch
 from shoal.backends.triton.run_state import RunFolder, process_start
 from shoal.backends.triton.server import Installation, PortTaken, TritonOptions, TritonServer, obtain, run_triton
 from shoal.errors import Cancelled, SetupError
@@ -148,6 +149,25 @@ async def test_one_that_hangs_while_it_dies(fake: Make, tmp_path: Path, monkeypa
         looks = 0
         await until(lambda: looks > 4)
         assert (running.restarts, running.phase) == (1, "ready")
+
+
+async def test_a_start_that_fails_is_tried_again(fake: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when its files are replaced at that moment, or the machine is out of descriptors."""
+    program = fake("")
+    async with run_triton(options(tmp_path)) as running:
+        arguments, failures = Command.arguments, iter([OSError(errno.EMFILE, "no descriptors")] * 2)
+
+        def read_later(command: Command, prefix: str) -> list[str]:
+            for error in failures:
+                raise error
+            return arguments(command, prefix)
+
+        monkeypatch.setattr(Command, "arguments", read_later)
+        assert running.pid is not None
+        os.kill(running.pid, signal.SIGKILL)
+        await until(lambda: running.restarts == 3 and running.phase == "ready")
+        assert "tritonserver cannot be started: [Errno 24] no descriptors" in await running.log_tail()
+    assert len(program.starts) == 2
 
 
 async def test_it_is_given_up_after_so_many_times(fake: Make, tmp_path: Path) -> None:
