@@ -17,7 +17,6 @@ from shoal.batches import lines
 from shoal.batches.lines import Answer, Line
 from shoal.batches.objects import Batch, LineError, Outcome
 from shoal.batches.store import ERRORS, OUTPUT, DiskFull, Store, to_unavailable
-from shoal.errors import ShoalError
 
 Call: TypeAlias = Callable[[str, str, bytes], Awaitable[Answer]]
 """Runs a request as (client, path, body). Raises only when it is cancelled."""
@@ -393,7 +392,7 @@ class _Appender:
             try:
                 if self._error is None:
                     await asyncio.to_thread(self._encode_and_append, taken)
-            except (OSError, ShoalError) as error:
+            except Exception as error:  # also a bug: who waits for the write would wait without end
                 self._error = error
             written.set_result(None)
         self._task = None

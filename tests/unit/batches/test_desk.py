@@ -259,6 +259,23 @@ async def test_a_failed_write_is_noticed_while_no_line_can_begin(
     await desk.aclose()
 
 
+async def test_a_bug_while_results_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch does not hang: it is run again, where it stopped."""
+    monkeypatch.setattr(module, "SWEEP_S", 0.001)
+    encode, failures = lines.encode_answer, iter([ZeroDivisionError("by hand")])
+
+    def fail_once(*arguments: Any) -> bytes:
+        for error in failures:
+            raise error
+        return encode(*arguments)
+
+    monkeypatch.setattr(lines, "encode_answer", fail_once)
+    desk = open_desk(tmp_path, Model())
+    batch = await wait_for_end(desk, (await begin(desk, request_file("a", "b"))).id)
+    assert (batch.status, batch.completed, ids(await read(desk, batch.output_file_id))) == ("completed", 2, ["a", "b"])
+    await desk.aclose()
+
+
 @pytest.mark.parametrize("closes", [False, True])
 async def test_a_write_that_fails_while_a_batch_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closes: bool
