@@ -28,9 +28,11 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def drawn(width: int, height: int, seed: int = 0) -> Image.Image:
     """An RGB image with a color gradient, sharp edges and noise; it is asymmetric, so that rotations show."""
     rng = np.random.default_rng([width, height, seed])
-    y, x = np.mgrid[0:height, 0:width]
-    slope = np.stack([x * 255 // max(1, width - 1), y * 255 // max(1, height - 1), (x + 2 * y) % 256], axis=-1)
-    image = Image.fromarray(slope.astype(np.uint8))
+    y, x = np.ogrid[0:height, 0:width]
+    slope = np.empty((height, width, 3), np.uint8)
+    slope[..., 0], slope[..., 1] = x * 255 // max(1, width - 1), y * 255 // max(1, height - 1)
+    slope[..., 2] = x.astype(np.uint8) + (2 * y).astype(np.uint8)  # modulo 256
+    image = Image.fromarray(slope)
     pen = ImageDraw.Draw(image)
     for _ in range(6):
         left, top = int(rng.integers(0, width)), int(rng.integers(0, height))
