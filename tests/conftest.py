@@ -85,6 +85,17 @@ def no_collection_for_each_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model opened in this process would compute for a second before it serves, and again whenever it is idle. Tests
+    of the warm-up ask for it."""
+    from shoal.backends.local.options import EngineOptions
+
+    defaults = EngineOptions.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "warm_up_s", 0.0)
+
+
+@pytest.fixture(autouse=True)
 def blocking_the_loop_fails() -> Iterator[BlockBuster]:
     """Shoal's own code may not read files, sleep or wait for locks on an event loop; tests may."""
     guard = _block_buster()
