@@ -285,6 +285,7 @@ def _is_float(dtype: str) -> bool:
 
 def _float32(stored: npt.NDArray[Any], dtype: str) -> Floats:
     if dtype == _BFLOAT16:  # the upper half of a float32
-        widened: Floats = (stored.astype(np.uint32) << 16).view(np.float32)
-        return widened
+        widened = stored.astype(np.uint32)
+        widened <<= np.uint32(16)  # in place: a table of words may have a gigabyte
+        return widened.view(np.float32)
     return np.ascontiguousarray(stored, np.float32)

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from onnx import NodeProto, TensorProto, ValueInfoProto
+    from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 OPSET = 20
 IR_VERSION = 10
 """Opset 20 has Gelu and is supported by every engine version that Shoal supports; IR 10 is its contemporary."""
 
-INLINE_BYTES = 1_800_000_000
-"""Above this, constants go to a separate file: a protobuf message is limited to 2 GiB."""
+INLINE_BYTES = 2**28
+"""Above this, constants go to a separate file, which is written tensor by tensor and mapped by engines. To write one
+file of 1.2 GB takes 5.9 GB of memory, to load it 2.4. A protobuf message is limited to 2 GiB."""
 
 FLOAT, INT64 = 1, 7
 """TensorProto's numbers of the two types; literals, so that importing this module does not import onnx."""
 
 Array = npt.NDArray[Any]
-_ALIGN = 4096
+ALIGN = 4096
 """Alignment of external tensors, so that engines can map them."""
 
 
@@ -226,10 +227,8 @@ def _store(
             tensor = into.add()
             describe(constant, tensor)
             data = constant.load()
-            if file is not None and constant.nbytes >= _ALIGN:
-                file.write(b"\0" * (-file.tell() % _ALIGN))
-                _point(tensor, file.name, file.tell(), constant.nbytes)
-                file.write(np.ascontiguousarray(data).data)
+            if file is not None and constant.nbytes >= ALIGN:
+                _append(file, tensor, np.ascontiguousarray(data).data)
             else:
                 tensor.raw_data = data.tobytes()
             done += constant.nbytes
@@ -238,6 +237,23 @@ def _store(
     finally:
         if file is not None:
             file.close()
+
+
+def move_constants(model: ModelProto, external: Path) -> None:
+    """Move the contents of a model's large constants to a new file, which lies beside its graph."""
+    with external.open("wb") as file:
+        for tensor in model.graph.initializer:
+            if len(tensor.raw_data) >= ALIGN:
+                _append(file, tensor, tensor.raw_data)
+                tensor.ClearField("raw_data")
+
+
+def _append(file: BinaryIO, tensor: TensorProto, data: bytes | memoryview) -> None:
+    """Append a tensor's contents to a file of weights."""
+    file.write(b"\0" * (-file.tell() % ALIGN))
+    begin = file.tell()
+    file.write(data)
+    _point(tensor, file.name, begin, file.tell() - begin)
 
 
 def describe(constant: Constant, tensor: TensorProto) -> None:

@@ -3,7 +3,7 @@
 There are two families of exported embedders. A token-level graph ends in token vectors, to which pooling and modules
 are appended. One that ends in `sentence_embedding` contains the whole pipeline and is never pooled again. A
 classifier's graph ends in logits. The original file stays unchanged: a new graph is written, and weights in separate
-files are copied beside it.
+files are copied beside it. Large weights inside the graph move to such a file.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract import Contract
 from shoal.models.convert.contract.types import Classifier, Late, Splade
+from shoal.models.convert.graphs import builder
 from shoal.models.convert.graphs.builder import FLOAT, INT64, Graph, describe
 from shoal.models.convert.graphs.head import POOLED, SENTENCE, TOKENS, build_head, pooling_input
 from shoal.models.convert.graphs.late import build_token_heads
@@ -106,9 +107,13 @@ def adapt_shipped_graph(
     ending = adapter.adapt_outputs()
     inputs = _finish(model, adapter.graph, contract, ending.outputs, inputs)
     _copy_data(folder / name, name, shape.data, target, progress)
+    data, parameters = shape.data, _parameters(model)
+    if not data and (folder / name).stat().st_size > builder.INLINE_BYTES:
+        data = (f"{target.name}_data",)
+        builder.move_constants(model, target.with_name(data[0]))
     target.write_bytes(model.SerializeToString(deterministic=True))
     _check(target, name)
-    return ShippedGraph(inputs, ending.pooled, ending.tokens, ending.kind, _parameters(model), shape.data)
+    return ShippedGraph(inputs, ending.pooled, ending.tokens, ending.kind, parameters, data)
 
 
 class _Adapter:

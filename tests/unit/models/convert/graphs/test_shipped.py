@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from shoal.errors import ModelFileError
 from shoal.models.convert.contract import Contract, read_contract
+from shoal.models.convert.graphs import builder
 from shoal.models.convert.graphs.shipped import ShippedGraph, adapt_shipped_graph
 from shoal.types import Array
 from tests.unit.models.checkpoints import HIDDEN, MEAN, checkpoint, dense, layer_norm, vocabulary
@@ -204,6 +205,20 @@ def test_weights_in_a_file_of_their_own_are_copied(tmp_path: Path) -> None:
     ship(folder, external=True)
     _, taken, target = take(folder)
     assert taken.data == ("model.onnx_data",)
+    got = onnxruntime_run(target)({"input_ids": IDS, "attention_mask": MASK}, ("pooled",))["pooled"]
+    assert np.abs(got - mean(IDS, MASK)).max() < 1e-5
+
+
+def test_large_weights_move_to_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that engines map them; small constants stay in the graph."""
+    folder = checkpoint(tmp_path)
+    ship(folder)
+    expected = take(folder)[1]
+    monkeypatch.setattr(builder, "INLINE_BYTES", 100)
+    monkeypatch.setattr(builder, "ALIGN", 64)
+    _, taken, target = take(folder)
+    assert taken == expected._replace(data=("model.onnx_data",))
+    assert target.with_name("model.onnx_data").stat().st_size == TABLE.nbytes
     got = onnxruntime_run(target)({"input_ids": IDS, "attention_mask": MASK}, ("pooled",))["pooled"]
     assert np.abs(got - mean(IDS, MASK)).max() < 1e-5
 
