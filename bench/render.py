@@ -14,6 +14,7 @@ ORDER = (
     "peers",
     "peers_avx2",
     "graphs",
+    "activations",
     "versus_st",
     "families",
     "parity",
