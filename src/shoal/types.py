@@ -241,6 +241,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     knows are in `extras`, too.
     `untranslated`: only a backend that speaks the dialect of `raw` itself can answer this task.
     `drop_oldest`: the oldest turns of a conversation that is too long may be left out.
+    `folds_instructions`: later instructions become part of users' turns where the model's template is unknown.
     `names`: what the client calls fields of `sampling`, where its API has other names than OpenAI's and vLLM's.
     """
 
@@ -267,6 +268,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     extras: Fields = {}
     untranslated: Untranslated | None = None
     drop_oldest: bool = False
+    folds_instructions: bool = False
     names: dict[str, str] = {}
 
     @property

@@ -92,6 +92,7 @@ async def test_fields_reach_the_task() -> None:
     )
     assert (await server.call("POST", PATH, body=sent)).status == 200
     task = server.runner.task
+    assert task.folds_instructions
     guide = Guide(kind="json_schema", value='{"type":"object"}', field="output_config")
     assert task.sampling == Sampling(max_tokens=9, temperature=0.5, top_p=0.25, top_k=7, stop=["end"], guide=guide)
     assert task.tools == [

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from shoal.backends.openai.stream_passthrough import MESSAGES
 from shoal.errors import InvalidValue, Unsupported
 from shoal.pipelines.chat.turns import fold_instructions
 from shoal.types import Generate, Guide, Message, Part, Sampling, Tool
@@ -51,9 +50,7 @@ def build_request(
     fields: dict[str, Any] = {"model": model}
     chat = not task.prompts
     if chat:
-        # Claude Code sends system messages within conversations, and expects every model to accept them.
-        is_anthropic = task.raw is not None and task.raw[0] == MESSAGES
-        messages = fold_instructions(task.messages) if is_anthropic else task.messages
+        messages = fold_instructions(task.messages) if task.folds_instructions else task.messages
         fields["messages"] = _merge_instructions([_message(message) for message in messages])
         fields |= _tool_fields(task, names_tools=names_tools)
         fields |= _template_fields(task)

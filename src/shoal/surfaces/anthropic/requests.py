@@ -67,6 +67,8 @@ def build_task(
         adapter=adapter,
         raw=raw,
         extras=extras,
+        # Claude Code sends system messages within conversations, and expects every model to accept them.
+        folds_instructions=True,
         names=_NAMES,
     )
     return Conversion(task, tuple(ignored))

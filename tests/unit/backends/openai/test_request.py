@@ -83,12 +83,12 @@ class TestChat:
             {"role": "system", "content": [image]},
         ]
 
-    @pytest.mark.parametrize(("dialect", "later"), [("anthropic.messages", "user"), ("openai.responses", "system")])
-    def test_later_instructions(self, dialect: str, later: str) -> None:
-        """Those of Anthropic's clients become part of the user's turn; others are sent as they came."""
+    @pytest.mark.parametrize(("folds", "later"), [(True, "user"), (False, "system")])
+    def test_later_instructions(self, folds: bool, later: str) -> None:
+        """They become part of the user's turn if the task says so, else they are sent as they came."""
         messages = [*HI, Message(role="assistant", content="hey"), Message(role="system", content="now")]
-        sent = body(messages=messages, raw=(dialect, {}))["messages"]
-        assert sent[-1] == {"role": later, "content": "<system>\nnow\n</system>" if later == "user" else "now"}
+        sent = body(messages=messages, folds_instructions=folds)["messages"]
+        assert sent[-1] == {"role": later, "content": "<system>\nnow\n</system>" if folds else "now"}
 
     def test_reasoning_effort(self) -> None:
         """A field of its own; other variables of the template are in vLLM's field."""
