@@ -7,7 +7,7 @@ import hmac
 import logging
 import socket
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
@@ -52,7 +52,7 @@ class Front:
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.credits: dict[int, asyncio.Semaphore] = {}
         self.requests: dict[int, ForwardedRequest] = {}
-        self._entered: defaultdict[str, list[Model]] = defaultdict(list)
+        self._entered: defaultdict[str, deque[Model]] = defaultdict(deque)
 
     def enter(self, model: Model | None) -> None:
         """Begin a request that the front runs itself: the model must stay loaded."""
@@ -61,9 +61,10 @@ class Front:
             self._entered[model.name].append(model)
 
     def leave(self, name: str) -> None:
-        """End such a request."""
+        """End such a request. If the name was loaded again meanwhile, count it to the older model: the new one must not
+        seem idle while it is used."""
         if self._entered[name]:
-            self._entered[name].pop().leave()
+            self._entered[name].popleft().leave()
 
     def leave_all(self) -> None:
         """End all such requests: the front is gone."""

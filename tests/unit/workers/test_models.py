@@ -231,3 +231,15 @@ async def test_every_failure_of_a_task_is_answered(path: Path) -> None:
         assert {answers[1].error.name, answers[2].error.name} == {"ModelNotFound"}
         raw.write(messages.Wake(3, "m", CONTEXT))
         assert isinstance(await raw.read(), messages.Done | messages.Models)
+
+
+def test_a_model_that_was_loaded_again_stays_in_use() -> None:
+    """Requests to the earlier one of its name, which may still end, are not counted as ends of its own."""
+    front, old, new = shoal.workers.models.Front(), build_model(), build_model()
+    for model in (old, new, new):
+        front.enter(model)
+    front.leave("m")
+    assert (old.inflight, new.inflight) == (0, 2)
+    front.leave_all()
+    front.leave("m")
+    assert (old.inflight, new.inflight) == (0, 0)
