@@ -158,13 +158,18 @@ class BatchDesk:
         found = self._store.files.get(file_id)
         gone = found is None or found.id in self._removing or self._list_expired([found])
         if found is None or gone or not self._sees(who, found):
-            raise ObjectNotFound(f"No such File object: {file_id[:100]}", param="id")
+            raise _no_file(file_id)
         return found
 
     async def open_content(self, who: Identity, file_id: str) -> Content:
         """Open a file. Raises ObjectNotFound."""
         found = await self.get_file(who, file_id)
-        return Content(await self._on_disk(lambda: self._store.content(found.id).open("rb")))
+        try:
+            return Content(await self._on_disk(lambda: self._store.content(found.id).open("rb")))
+        except Unavailable as error:
+            if isinstance(error.__cause__, FileNotFoundError):  # deleted at this moment
+                raise _no_file(file_id) from None
+            raise
 
     async def delete_file(self, who: Identity, file_id: str) -> None:
         """Raises ObjectNotFound, and Conflict while a batch needs the file."""
@@ -354,6 +359,10 @@ class BatchDesk:
             return await asyncio.to_thread(call)
         except OSError as error:
             raise to_unavailable(error, self._store.folder) from error
+
+
+def _no_file(file_id: str) -> ObjectNotFound:
+    return ObjectNotFound(f"No such File object: {file_id[:100]}", param="id")
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> bool:

@@ -532,6 +532,22 @@ async def test_a_file_that_is_being_deleted(tmp_path: Path, monkeypatch: pytest.
     await desk.aclose()
 
 
+async def test_a_file_that_is_deleted_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not found, like one that was deleted before."""
+    desk = open_desk(tmp_path, Model())
+    source = await upload(desk, request_file("a"))
+    content = Store.content
+
+    def delete(store: Store, file_id: str) -> Path:
+        store.remove(file_id)
+        return content(store, file_id)
+
+    monkeypatch.setattr(Store, "content", delete)
+    with pytest.raises(ObjectNotFound, match="No such File"):
+        await desk.open_content(ME, source.id)
+    await desk.aclose()
+
+
 async def test_files_in_use_are_found_in_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expired files that a batch needs stay; lists and sweeps look at the batches once, whatever the number of
     files."""
