@@ -119,7 +119,7 @@ class Endpoint:
     async def release(self, timeout_s: float) -> None:
         """Unload it, and return once the server confirms that, unless another served name uses it. Raises as
         Control.unload does."""
-        if self.users:
+        if self.users or self.control.users(self.ensemble):
             logger.info("%s stays loaded: another model is served from it", self.address)
             return
         if self.unload is not None:

@@ -152,13 +152,17 @@ class TestWaiting:
 
 class TestRunner:
     async def test_unloading_takes_the_whole_ensemble(self, triton: FakeTriton, opened: Open) -> None:
-        """Shoal calls one part, and unloads it with its ensemble."""
+        """Shoal calls one part, and unloads it with its ensemble, unless another name uses that."""
         triton.add(text_model("m~~encoder"))
         whole = triton.add(text_model("m"))
         whole.config.ensemble_scheduling.step.add(model_name="m~~encoder")
         runner = await opened("m~~encoder")
         runner.endpoints = [replace(runner.endpoints[0], ensemble="m")]
+        other = await opened("m")
         await runner.aclose()
+        await runner.unload(10.0)
+        assert [each.state for each in triton.models.values()] == ["READY", "READY"]
+        await other.aclose()
         await runner.unload(10.0)
         assert [each.state for each in triton.models.values()] == ["UNAVAILABLE", "UNAVAILABLE"]
         assert requests_of(triton, "RepositoryModelUnload")[0].model_name == "m"
