@@ -22,6 +22,7 @@ import numpy as np
 
 from shoal.decoding import converter
 from shoal.errors import ModelFileError, VerificationFailed
+from shoal.models.convert.graphs.builder import INLINE_BYTES
 from shoal.models.convert.verify import Run, row_cosines
 from shoal.models.manifest import FileFacts, sha256
 from shoal.models.progress import Stop
@@ -50,7 +51,6 @@ TABLE_ROWS = 2048
 """A table with fewer rows (positions, token types) is not worth rounding."""
 
 LARGEST_HALF = 65504.0
-INLINE_BYTES = 1_800_000_000
 _FLOAT, _HALF, _DEQUANTIZE_OPSET = 1, 10, 13
 _UNLISTED_IR = 4
 """Older versions of the format require every weight to be listed as an input too."""

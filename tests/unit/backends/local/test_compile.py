@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.backends.local.compile import PLAIN_PRODUCTS, import_openvino, release_pages, separate_activations
+from shoal.backends.local.compile import (
+    PLAIN_PRODUCTS,
+    import_openvino,
+    keep_half_tables,
+    release_pages,
+    separate_activations,
+)
 from shoal.types import Array
 
 RANDOM = np.random.default_rng(5)
@@ -112,6 +118,27 @@ def test_other_processors_fuse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the kernels of x86 were measured."""
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert zeros_added(separate_activations(model(ENDS["gelu"]))) == 0
+
+
+@pytest.mark.parametrize("widened", [True, False])
+def test_half_tables_stay(widened: bool) -> None:
+    """A compiled table keeps its type if the graph widens its rows, and is widened whole if the graph computes in half
+    precision; rows are the same."""
+    openvino = import_openvino()
+    from openvino import opset13 as ops
+
+    table = numbers(9, 4).astype(np.float16)
+    parameter = ops.parameter([-1], np.int64)
+    rows = ops.gather(ops.constant(table), parameter, ops.constant(np.int64(0)))
+    rows = ops.convert(rows, "f32") if widened else ops.convert(ops.multiply(rows, rows), "f32")
+    graph = keep_half_tables(openvino.Model([rows], [parameter]))
+    compiled = openvino.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    found = compiled.create_infer_request().infer([np.array([3, 8])])[0]
+    expected = table[[3, 8]].astype(np.float32)
+    assert np.allclose(found, expected if widened else expected**2, rtol=1e-3)
+    nodes = compiled.get_runtime_model().get_ordered_ops()
+    (read,) = (each for each in nodes if str(each.get_rt_info()["layerType"].astype(str)) == "Gather")
+    assert read.input_value(0).get_element_type().get_type_name() == ("f16" if widened else "f32")
 
 
 def resident_kb(file: Path) -> int:
