@@ -443,6 +443,23 @@ def test_a_model_of_another_server_needs_no_model_process(shoal_server: ShoalSer
         wait_until(both_are_counted, server.process, server.log)
 
 
+def test_ejections_that_fronts_see_are_in_the_metrics(shoal_server: ShoalServer) -> None:
+    """A replica that ends is ejected by the front that calls it; the answers come from the other one."""
+    upstreams = [shoal_server(["fake:"]) for _ in range(2)]
+    addresses = ",".join(f"openai+http://127.0.0.1:{each.port}/v1#fake" for each in upstreams)
+    server = shoal_server([f"fake={addresses}"], *WORKERS)
+    for pid in children(server)["front"]:
+        wait_until(partial(is_connected, pid, upstreams[0].port), server.process, server.log)
+    upstreams[0].process.kill()
+    upstreams[0].process.wait()
+
+    def is_counted() -> bool:
+        assert server.request("POST", "/v1/embeddings", {**BODY, "input": str(time.monotonic())})[0] == 200
+        return metric(server, "shoal_replica_ejections_total", model="fake") >= 1
+
+    wait_until(is_counted, server.process, server.log)
+
+
 def test_a_stop_answers_every_request(shoal_server: ShoalServer) -> None:
     """SIGTERM under load: accepted requests are answered, the exit code is 0, and no process is left."""
     server = shoal_server(["fake:delay_ms=1000:max_batch_size=4"], *WORKERS)

@@ -23,7 +23,7 @@ from shoal.core.gateway import Gateway
 from shoal.core.lifecycle.lifecycle import Job, Lifecycle
 from shoal.core.protocols import ReplicaStatus, Replicated, Statistics
 from shoal.core.recording import RequestLog
-from shoal.core.registry import Registry
+from shoal.core.registry import Model, Registry
 from shoal.core.statistics import Counts
 from shoal.errors import ShoalError
 from shoal.machine_limits import usable_cores
@@ -95,12 +95,14 @@ async def open_app(
     served: Sequence[str],
     progress: Progress | None = None,
     other_pids: Callable[[], Iterable[int]] = tuple,
+    other_replicas: Callable[[], Iterable[tuple[str, ReplicaStatus]]] = tuple,
 ) -> AsyncIterator[App]:
     """Start serving these addresses over HTTP. As `open_models` otherwise."""
     keep_freed_memory()
     async with AsyncExitStack() as stack:
         log = await open_log(stack, loaded.settings)
-        running = await stack.enter_async_context(open_models(loaded, served, progress, other_pids, log))
+        models = open_models(loaded, served, progress, other_pids, log, other_replicas=other_replicas)
+        running = await stack.enter_async_context(models)
         gateway, observer = running.gateway, running.observer
         await stack.enter_async_context(measure_loop_lag(observer.record_lag))
         await stack.enter_async_context(keep_frozen(lambda: tuple(_list_states(gateway.registry))))
@@ -121,12 +123,14 @@ async def open_models(
     progress: Progress | None = None,
     other_pids: Callable[[], Iterable[int]] = tuple,
     log: RequestLog | None = None,
+    *,
+    other_replicas: Callable[[], Iterable[tuple[str, ReplicaStatus]]] = tuple,
 ) -> AsyncIterator[RunningModels]:
     """Load the models at these addresses (none: the default model, unless `default_model` is off); on leaving,
     everything is closed, and what runs on other servers is left there.
 
-    `progress` sees downloads and conversions, from threads. `other_pids`: processes that belong to this server. `log`
-    records the tasks.
+    `progress` sees downloads and conversions, from threads. `other_pids`: processes that belong to this server,
+    `other_replicas`: replicas that they call. `log` records the tasks.
     Raises AddressError and ConfigError for what can be seen without loading a model.
     """
     settings = loaded.settings
@@ -135,7 +139,7 @@ async def open_models(
         models=lambda: _list_states(registry),
         queues=queues.lengths,
         caches=caches.counts,
-        replicas=lambda: _list_replicas(registry),
+        replicas=lambda: [*list_replicas(registry), *other_replicas()],
         other_pids=other_pids,
     )
     foreign: list[ForeignMetrics] = [TeiMetrics(observer, queues.lengths)] if settings.tei_metrics else []
@@ -233,8 +237,9 @@ async def _cancel(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _list_replicas(registry: Registry) -> list[tuple[str, ReplicaStatus]]:
-    runners: list[tuple[str, object]] = [(model.name, model.runner) for model in registry]
+def list_replicas(models: Iterable[Model]) -> list[tuple[str, ReplicaStatus]]:
+    """Return the replicas of these models, each with its model's name."""
+    runners: list[tuple[str, object]] = [(model.name, model.runner) for model in models]
     return [(name, each) for name, runner in runners if isinstance(runner, Replicated) for each in runner.replicas()]
 
 

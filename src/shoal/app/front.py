@@ -59,6 +59,8 @@ async def open_front(loaded: LoadedConfig, path: str, fronts: int) -> AsyncItera
         stack.push_async_callback(opened.aclose)
         connecting = asyncio.create_task(gateway.connect(opened), name="model process")
         stack.callback(connecting.cancel)
+        reporting = asyncio.create_task(opened.report_replicas(process.notify), name="replicas")
+        stack.callback(reporting.cancel)
         await stack.enter_async_context(measure_loop_lag(gateway.record_lag))
         await stack.enter_async_context(keep_frozen(lambda: id(gateway.registry)))
         reader = await open_image_reader(stack, settings)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from shoal.app import list_replicas
 from shoal.app.loader import ModelLoader
 from shoal.app.resources import get_served
 from shoal.backends import backend_class
@@ -19,12 +20,14 @@ from shoal.core.lifecycle.loading import Plan
 from shoal.core.protocols import Runner
 from shoal.core.registry import Model
 from shoal.errors import ShoalError
+from shoal.workers import messages
 from shoal.workers.front import to_model
 from shoal.workers.messages import ModelState
 
 RETRY_S = 5.0
 """Between two attempts to open a model; meanwhile its requests take the way through the model process."""
 CLOSE_POLL_S = 0.05
+REPORT_S = 1.0
 
 logger = logging.getLogger("shoal.workers")
 
@@ -69,6 +72,12 @@ class OpenedModels:
 
     def find(self, name: str) -> Model | None:
         return self._opened.get(name)
+
+    async def report_replicas(self, send: Callable[[messages.Replicas], None]) -> None:
+        """Send the state of all replicas every REPORT_S; never returns."""
+        while True:
+            await asyncio.sleep(REPORT_S)
+            send(messages.Replicas(list_replicas(self._opened.values())))
 
     def update(self, states: Sequence[ModelState]) -> None:
         wanted = {(each.name, each.remote): each for each in states if each.remote and each.state == "ready"}

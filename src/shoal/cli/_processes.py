@@ -114,6 +114,7 @@ async def _serve_models(setup: Setup, listener: socket.socket, as_json: bool) ->
                 setup.loaded.served,
                 progress,
                 lambda: [setup.parent, *(pid for server in servers for pid in server.pids())],
+                lambda: [each for server in servers for each in server.replicas()],
             )
             async with grpc_server or contextlib.nullcontext(), opening as app:
                 if grpc_server is not None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from shoal.core.lifecycle.states import State
 from shoal.core.packed_error import PackedError
-from shoal.core.protocols import BatchReport, GenerationReport, ModelFacts
+from shoal.core.protocols import BatchReport, GenerationReport, ModelFacts, ReplicaStatus
 from shoal.core.recording import Found
 from shoal.decoding import msgpack_decoder
 from shoal.types import (
@@ -152,6 +152,12 @@ class Generated(_Message, tag=15):
     report: GenerationReport
 
 
+class Replicas(_Message, tag=17):
+    """The replicas of the models that a front runs itself, each with its model's name. No answer."""
+
+    replicas: list[tuple[str, ReplicaStatus]]
+
+
 class Known(_Message, tag=9):
     """A front has read the Models of this version."""
 
@@ -187,7 +193,7 @@ class Recorded(_Message, tag=16):
     found: Found
 
 
-Report: TypeAlias = Refused | Lag | Accepted | Finished | Batched | Generated
+Report: TypeAlias = Refused | Lag | Accepted | Finished | Batched | Generated | Replicas
 """What a front has seen, for the observer of the model process."""
 
 FromFront: TypeAlias = (

@@ -7,7 +7,7 @@ import hmac
 import logging
 import socket
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, get_args
 
 from shoal.core.gateway import Gateway
 from shoal.core.packed_error import PackedError
-from shoal.core.protocols import Observer
+from shoal.core.protocols import Observer, ReplicaStatus
 from shoal.core.recording import Found
 from shoal.core.registry import Model
 from shoal.errors import InternalError, ShoalError
@@ -52,6 +52,7 @@ class Front:
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.credits: dict[int, asyncio.Semaphore] = {}
         self.requests: dict[int, ForwardedRequest] = {}
+        self.replicas: list[tuple[str, ReplicaStatus]] = []
         self._entered: defaultdict[str, deque[Model]] = defaultdict(deque)
 
     def enter(self, model: Model | None) -> None:
@@ -120,6 +121,7 @@ class ModelServer:
         self._decoder = messages.decoder_from_front()
         self._fronts: dict[Link, Front] = {}
         self._numbers = count(1)
+        self._past_ejections: Counter[tuple[str, str]] = Counter()
         self._asked: dict[int, asyncio.Future[Found]] = {}
         self._state: messages.Models | None = None
         self._seen: object = None
@@ -129,6 +131,16 @@ class ModelServer:
     def pids(self) -> list[int]:
         """Return the process ids of the connected fronts."""
         return [front.pid for front in self._fronts.values() if front.pid]
+
+    def replicas(self) -> list[tuple[str, ReplicaStatus]]:
+        """Return what each front sees of the replicas that it calls itself, and the ejections that fronts saw which
+        have ended, so that no count falls with them. Safe in any thread."""
+        past = [
+            (model, ReplicaStatus(name, "in_service", ejections))
+            for (model, name), ejections in list(self._past_ejections.items())
+        ]
+        seen = [each for front in list(self._fronts.values()) for each in front.replicas]
+        return [each for each in (*past, *seen) if self._gateway.registry.get(each[0]) is not None]
 
     async def run(self, listener: socket.socket, stop: asyncio.Event, drain_s: float) -> None:
         """Serve until `stop` is set and then all fronts have left, at most `drain_s` later."""
@@ -232,6 +244,8 @@ class ModelServer:
                 self._observer.generated(message.report)
             case messages.Refused():
                 self._observer.refused(message.kind, message.surface)
+            case messages.Replicas():
+                front.replicas = message.replicas
             case messages.Lag():
                 self._record_lag(message.seconds)
 
@@ -241,6 +255,8 @@ class ModelServer:
             for task in list(front.tasks.values()):
                 task.cancel()
             front.leave_all()
+            for model, each in front.replicas:
+                self._past_ejections[model, each.name] += each.ejections
             self._note_change()
 
     async def settle(self) -> None:

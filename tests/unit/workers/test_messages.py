@@ -18,7 +18,7 @@ import shoal.backends.triton.errors  # noqa: F401 - their error classes are chec
 from shoal import errors
 from shoal.core import packed_error
 from shoal.core.packed_error import PackedError
-from shoal.core.protocols import BatchReport, GenerationReport, ModelFacts
+from shoal.core.protocols import BatchReport, GenerationReport, ModelFacts, ReplicaStatus
 from shoal.core.recording import BatchRecord, Found, RequestRecord, TaskRecord
 from shoal.errors import InternalError, ShoalError
 from shoal.types import (
@@ -36,6 +36,7 @@ from shoal.types import (
     Sampling,
     Scored,
     SparseVector,
+    TokenizedTexts,
     TokenLogprob,
     ToolDelta,
     Usage,
@@ -65,6 +66,7 @@ FROM_FRONT = [
     messages.Run(1, Embed(model="m", inputs=["a", [1, 2], Image(b"\xff\x00")], outputs=("dense", "sparse")), CONTEXT),
     messages.Run(2, Rerank(model="m", queries=["q"], documents=["a", "b"], raw_scores=True), CONTEXT),
     messages.Run(3, Classify(model="m", inputs=["a", ("b", "c"), Image(b"\x00")]), CONTEXT),
+    messages.Run(4, Embed(model="m", inputs=["a"], tokenized=TokenizedTexts("t", b"\xff\x00", 0.5)), CONTEXT),
     messages.Accepted("m", "embed", 2, "bulk", "tei"),
     messages.Finished("m", "embed", "ok", 0.5, "tei", [3, 4], 1, BatchFacts(size=2)),
     messages.Finished("m", "generate", "cancelled", 0.5, "openai"),
@@ -76,6 +78,7 @@ FROM_FRONT = [
     messages.AwaitServers(6, math.inf),
     messages.Refused("too_large", "tei"),
     messages.Lag(0.25),
+    messages.Replicas([("m", ReplicaStatus("r", "ejected", 2))]),
     messages.Known(3),
     messages.Recorded(
         5,

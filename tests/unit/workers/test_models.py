@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import shoal.workers.models
+from shoal.core.protocols import ReplicaStatus
 from shoal.errors import ShoalError
 from shoal.types import Embed
 from shoal.workers import messages
@@ -243,3 +244,22 @@ def test_a_model_that_was_loaded_again_stays_in_use() -> None:
     front.leave_all()
     front.leave("m")
     assert (old.inflight, new.inflight) == (0, 0)
+
+
+async def test_replicas_are_those_of_all_fronts(path: Path) -> None:
+    """Each front's last report counts; ejections outlive their front, but not their model."""
+    model = build_model(Embedder())
+    gateway = build_gateway(model)
+    async with model_end(gateway, path) as end:
+        async with raw_front(path) as one, raw_front(path) as other:
+            for front in (one, other):
+                await greet(front)
+            two = [("m", ReplicaStatus("r", "ejected", count)) for count in (2, 3)]
+            one.write(messages.Replicas(two[:1]), messages.Replicas(two))
+            other.write(messages.Replicas([("m", ReplicaStatus("r", "in_service", 4))]))
+            await until(lambda: sum(each.ejections for _, each in end.server.replicas()) == 9)
+            assert {each.state for _, each in end.server.replicas()} == {"ejected", "in_service"}
+        await until(lambda: end.server.pids() == [])
+        assert end.server.replicas() == [("m", ReplicaStatus("r", "in_service", 9))]
+        gateway.registry.remove(model)
+        assert end.server.replicas() == []
