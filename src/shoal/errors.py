@@ -133,6 +133,12 @@ class Unsupported(RequestError):
     kind = "unsupported"
 
 
+def make_body_error(kind: str, message: str, param: str | None) -> RequestError:
+    """Return the error of this kind about a body; Unsupported for a kind that is about something else."""
+    classes: tuple[type[RequestError], ...] = (EmptyInput, InvalidValue, Malformed, TooManyInputs, WrongType)
+    return next((each for each in classes if each.kind == kind), Unsupported)(message, param=param)
+
+
 class BodyTooLarge(RequestError):
     kind = "too_large"
 

@@ -222,10 +222,12 @@ Fields: TypeAlias = dict[str, msgspec.Raw]
 
 
 class Untranslated(msgspec.Struct, frozen=True, kw_only=True):
-    """Why the fields of a task do not say all of its `raw` body: the message for the client, and the field at fault."""
+    """Why the fields of a task do not say all of its `raw` body: the error for the client, as the `kind` of a class of
+    `shoal.errors`, its message, and the field at fault."""
 
     message: str
     param: str | None = None
+    kind: str = "unsupported"
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):

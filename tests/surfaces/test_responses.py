@@ -260,6 +260,21 @@ async def test_bad_bodies(fields: dict[str, Any], param: str, words: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"input": ""}, "invalid_value"),
+        ({"previous_response_id": "resp_1"}, "invalid_value"),
+        ({"tools": [{"type": "function"}]}, None),
+        ({"conversation": "conv_1"}, "unsupported_parameter"),
+    ],
+)
+async def test_codes_of_bad_bodies(fields: dict[str, Any], code: str | None) -> None:
+    """What a server behind might understand is refused late, as what it is: not all of it is unsupported."""
+    answer = await serve_chat().call("POST", PATHS[0], {**ask(), **fields})
+    assert (answer.status, answer.json()["error"]["code"]) == (400, code)
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"store": True},

@@ -39,6 +39,7 @@ from shoal.errors import (
     ShoalError,
     Unavailable,
     Unsupported,
+    make_body_error,
 )
 from shoal.types import (
     BatchTask,
@@ -396,7 +397,8 @@ def _check_task(name: str, task: Task, kind: TaskKind, facts: ModelFacts) -> Non
         raise Unsupported(f"the model {name!r} cannot {kind}; it can: {', '.join(facts.tasks)}", param="model")
     if isinstance(task, Generate):
         if task.untranslated is not None and (task.raw is None or task.raw[0] not in facts.passes):
-            raise Unsupported(task.untranslated.message, param=task.untranslated.param)
+            why = task.untranslated
+            raise make_body_error(why.kind, why.message, why.param)
     else:
         _check_modalities(name, task, facts)
     if isinstance(task, Embed) and (lacking := set(task.outputs).difference(facts.vectors)):

@@ -33,6 +33,7 @@ from shoal.errors import (
     Unsupported,
     UpstreamFailed,
     UpstreamRefused,
+    make_body_error,
 )
 from shoal.types import BatchTask, Chunk, Context, Generate, Result
 
@@ -210,7 +211,8 @@ class UpstreamRunner:
 
     async def _stream_typed(self, task: Generate, ctx: Context) -> AsyncGenerator[Chunk]:
         if task.untranslated is not None:
-            raise Unsupported(task.untranslated.message, param=task.untranslated.param)
+            why = task.untranslated
+            raise make_body_error(why.kind, why.message, why.param)
 
         def make_request(replica: Replica, *, renamed: bool = False) -> _UpstreamRequest:
             model = _model_name(replica, task.adapter)

@@ -58,7 +58,7 @@ def translate(
     try:
         return _translate_conversation(payload, task, store, owner)
     except RequestError as error:
-        why = Untranslated(message=error.message, param=error.param)
+        why = Untranslated(message=error.message, param=error.param, kind=error.kind)
         nothing = [Message(role="user", content="")]
         task = msgspec.structs.replace(task, messages=nothing, untranslated=why)
         return Translation(task, Tools(), History(payload.input))
