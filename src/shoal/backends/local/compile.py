@@ -227,7 +227,7 @@ def separate_activations(model: Any) -> Any:
 
     nothing = ops.constant(np.int64(0))
     rows = ops.gather(ops.shape_of(model.inputs[0].get_node()), nothing, nothing)
-    zero = ops.convert(ops.less(rows, nothing), "f32")
+    never = ops.less(rows, nothing)
     for node in model.get_ordered_ops():
         if node.get_type_name() != "MatMul" or not _is_constant(node.input_value(1), "f32", "f16"):
             continue
@@ -237,6 +237,7 @@ def separate_activations(model: Any) -> Any:
             product = readers[0].output(0)
         targets = [each for each in product.get_target_inputs() if each.get_node().get_type_name() != "Result"]
         if any(_is_activation(each.get_node()) for each in targets):
+            zero = ops.convert(never, product.get_element_type().get_type_name())
             shifted = ops.add(product, zero).output(0)
             for each in targets:
                 each.replace_source_output(shifted)

@@ -35,15 +35,16 @@ def model(end: Callable[[Any, Any], Any], *, weights: str = "f32", bias: str = "
     openvino = import_openvino()
     from openvino import opset13 as ops
 
-    parameter = ops.parameter([-1, -1, 8], np.float32)
-    matrix = ops.constant(numbers(8, 16).astype(np.float16 if weights == "f16" else np.float32))
+    kind = np.float16 if weights == "half" else np.float32
+    parameter = ops.parameter([-1, -1, 8], kind)
+    matrix = ops.constant(numbers(8, 16).astype(np.float16 if weights == "f16" else kind))
     if weights == "f16":
         matrix = ops.convert(matrix, "f32")
     elif weights == "scaled":
         matrix = ops.multiply(matrix, ops.constant(numbers(16)))
     product = ops.matmul(parameter, matrix, False, False)
     if bias:
-        shift = ops.constant(numbers(16))
+        shift = ops.constant(numbers(16).astype(kind))
         product = ops.add(product, shift) if bias == "after" else ops.add(shift, product)
     return openvino.Model([end(ops, product)], [parameter])
 
@@ -74,9 +75,9 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: PLAIN_PRODUCTS[0])
 
 
-def run(graph: Any) -> Array:
+def run(graph: Any, x: Array = X) -> Array:
     compiled = import_openvino().Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    found: Array = compiled.create_infer_request().infer([X])[0].copy()
+    found: Array = compiled.create_infer_request().infer([x])[0].copy()
     return found
 
 
@@ -107,6 +108,15 @@ def test_half_weights_count_and_others_do_not() -> None:
     """Half-precision weights are widened when a graph is compiled; quantized ones have kernels of their own."""
     assert zeros_added(separate_activations(model(ENDS["gelu"], weights="f16"))) == 1
     assert zeros_added(separate_activations(model(ENDS["gelu"], weights="scaled"))) == 0
+
+
+def test_graphs_that_compute_in_half_precision() -> None:
+    """Published ones do; OpenVINO computes them in f32."""
+    graph = model(ENDS["gelu"], weights="half")
+    expected = run(graph.clone(), X.astype(np.float16))
+    changed = separate_activations(graph)
+    assert zeros_added(changed) == 1
+    assert np.abs(run(changed, X.astype(np.float16)) - expected).max() < 1e-2
 
 
 def test_products_without_an_activation_stay() -> None:
