@@ -143,10 +143,10 @@ def test_a_text_is_the_same_in_any_batch(tmp_path: Path, name: str) -> None:
         assert_invariant(served, open_run(served.folder / served.converted.graph), TEXTS)
 
 
-def assert_invariant(served: Served, run: Run, texts: list[str]) -> None:
+def assert_invariant(served: Served, run: Run, texts: list[str], mixes: int = 12) -> None:
     alone = np.concatenate([served.embed(run, [text], buckets=False) for text in texts])
     order = random.Random(3)
-    for _ in range(12):
+    for _ in range(mixes):
         mix = order.choices(range(len(texts)), k=order.randint(2, 16))
         got = served.embed(run, [texts[i] for i in mix], buckets=order.random() < 0.5)
         assert np.abs(got - alone[mix]).max() <= INVARIANCE
@@ -183,7 +183,7 @@ def test_the_default_model_equals_sentence_transformers(minilm: tuple[Path, Serv
 
 
 def test_the_default_model_is_the_same_in_any_batch(minilm: tuple[Path, Served]) -> None:
-    """Batch invariance of the real model, on both engines."""
+    """Batch invariance of the real model, on both engines; half as many batches, which take seconds each."""
     _, served = minilm
     for open_run in (onnxruntime_run, openvino_run):
-        assert_invariant(served, open_run(served.folder / served.converted.graph), SENTENCES)
+        assert_invariant(served, open_run(served.folder / served.converted.graph), SENTENCES, mixes=6)
