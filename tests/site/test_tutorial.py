@@ -20,7 +20,7 @@ def test_the_readme(reader: NewReader) -> None:
 
 def test_the_tutorial(reader: NewReader) -> None:
     """docs/tutorial.md: embed, measure, rerank, configure, load, compare images, chat."""
-    shorter = {"--duration 3": "--duration 3 --clients 4"}
+    shorter = {"--duration 3": "--duration 1 --clients 4"}
     printed = reader(places=shorter).read("docs/tutorial.md")
     for expected in (
         "x-shoal-space: ",
