@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from shoal.errors import SetupError, ShoalError, TransportFailed
@@ -10,16 +10,19 @@ from shoal.errors import SetupError, ShoalError, TransportFailed
 T = TypeVar("T")
 
 
-def run_benchmark(work: Coroutine[Any, Any, T], url: str) -> T:
-    """Run a measurement. Raises TransportFailed if nothing listens at `url`, and SetupError with the server's reason
-    if it rejects the first request."""
+def run_benchmark(start: Callable[[], Coroutine[Any, Any, T]], url: str) -> T:
+    """Run the measurement that `start` returns; Ctrl-C before that leaves none behind that was never awaited.
+
+    Raises TransportFailed if nothing listens at `url`, and SetupError with the server's reason if it rejects the first
+    request.
+    """
     import uvloop
 
     from shoal.cli.progress import Waiting
 
     try:
         with Waiting(f"measuring {url}"):
-            return uvloop.run(work)
+            return uvloop.run(start())
     except ShoalError:
         raise
     except OSError as error:

@@ -46,7 +46,7 @@ def bench(
         url=url, model=model, clients=clients, duration=duration, warmup=warmup, tokens=tokens,
         texts=texts_per_request, rate=rate, surface=surface, encoding=encoding, key=api_key,
     )  # fmt: skip
-    summary, counted = run_benchmark(measure(plan), url)
+    summary, counted = run_benchmark(lambda: measure(plan), url)
     if as_json:
         plan_fields = {name: value for name, value in asdict(plan).items() if name != "key"}
         typer.echo(to_json({"plan": plan_fields, "tokens_each": counted, "result": summary}))

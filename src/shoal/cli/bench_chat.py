@@ -55,7 +55,7 @@ def chat(
     if triton and not model:
         raise ConfigError("--triton: name the model with --model", param="--model")
     place = f"triton://{triton}" if triton else url
-    levels = run_benchmark(measure_grpc(triton, plan) if triton else measure_http(url, plan, key=api_key), url)
+    levels = run_benchmark(lambda: measure_grpc(triton, plan) if triton else measure_http(url, plan, key=api_key), url)
     if as_json:
         typer.echo(to_json({"server": place, "plan": asdict(plan), "results": levels}))
     else:

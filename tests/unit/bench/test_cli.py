@@ -126,3 +126,14 @@ def test_a_bad_url_is_refused() -> None:
     code, output = run("https://localhost")
     assert code == 1
     assert "http://host:port" in output
+
+
+def test_an_interrupt_before_the_measurement(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with 130, and no measurement was made that nobody awaits."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shoal.cli.progress.Waiting.__enter__", interrupt)
+    monkeypatch.setattr("shoal.bench.run.measure", pytest.fail)
+    assert run(url) == (130, "")
