@@ -173,7 +173,7 @@ async def test_bad_bodies(body: Any, param: str | None, words: str) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"", "could not be read as JSON"),
+        (b"", "is empty; send JSON"),
         (b"{", "could not be read as JSON"),
         (b'{"input":"a","model":"m"} x', "could not be read as JSON"),
         (b'{"input":"\xff","model":"m"}', "not UTF-8"),
