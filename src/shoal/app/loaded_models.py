@@ -30,12 +30,16 @@ async def restore_loaded(lifecycle: Lifecycle, file: Path) -> None:
 async def note_loaded(lifecycle: Lifecycle, file: Path) -> None:
     """List in the file what clients have loaded; never returns.
 
-    A model is listed once it is loaded: one that ends the process as it loads does not end the next one.
+    A model is listed once it is loaded: one that ends the process as it loads does not end the next one. A list that
+    cannot be written is written again when it changes.
     """
     listed: list[Plan] | None = None
     while True:
         if listed != (listed := lifecycle.loaded_plans()):
-            await asyncio.to_thread(_write, file, listed)
+            try:
+                await asyncio.to_thread(_write, file, listed)
+            except OSError as error:  # a full disk must not end the process
+                logger.warning("loaded models will not be loaded again if the model process ends: %s", error)
         await asyncio.sleep(LOOK_S)
 
 
@@ -43,6 +47,9 @@ def _read(file: Path) -> list[Plan]:
     try:
         plans: list[Plan] = pickle.loads(file.read_bytes())
     except FileNotFoundError:  # no process before this one had any
+        return []
+    except OSError as error:
+        logger.warning("models that clients had loaded are not loaded again: %s", error)
         return []
     return plans
 

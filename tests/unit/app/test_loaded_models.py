@@ -82,3 +82,21 @@ async def test_a_sleeping_model_is_loaded_again(file: Path) -> None:
         await listed(file, "a")
     async with process(file) as stack:
         await until(lambda: states(stack) == {"a": "ready"})
+
+
+async def test_a_list_that_cannot_be_written_ends_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The next change is written again, once that is possible."""
+    (blocker := file.with_suffix(".new")).mkdir()
+    async with process(file) as stack:
+        await stack.lifecycle.load("a").wait()
+        await until(lambda: "will not be loaded again" in caplog.text)
+        blocker.rmdir()
+        await stack.lifecycle.load("b").wait()
+        await listed(file, "a", "b")
+
+
+async def test_a_list_that_cannot_be_read_ends_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file.mkdir()  # noqa: ASYNC240
+    async with process(file) as stack:
+        assert states(stack) == {}
+        assert "are not loaded again" in caplog.text
