@@ -231,6 +231,7 @@ class SharesTokenizer(Protocol):
     """Optional: a pipeline of which another process can open a copy, from `folder` and `spec`, to tokenize for it.
 
     - `tokenizer_id` is equal for two pipelines only if they make the same tokens of every task.
+    - `tokenizer_bytes` is the size of the tokenizer's file.
     - `tokenize` packs the tokens of a task's texts. It blocks, and raises what `check` raises.
     - `unpack_tokens` returns what `estimate` and `prepare` take in the place of a task's items, of which it says only
       how much work is left.
@@ -238,6 +239,9 @@ class SharesTokenizer(Protocol):
 
     @property
     def tokenizer_id(self) -> str: ...
+
+    @property
+    def tokenizer_bytes(self) -> int: ...
 
     @property
     def folder(self) -> Path: ...

@@ -15,6 +15,7 @@ from shoal.app import front_tokenizers
 from shoal.app.front_tokenizers import MAX_TOKENS, FrontTokenizers, TokenizerSource, describe_tokenizer
 from shoal.backends.fake.model import FakeEngine, FakeScript
 from shoal.core.lane_runner import LaneRunner
+from shoal.core.lifecycle.states import State
 from shoal.core.protocols import ModelFacts
 from shoal.core.scheduling.lane import Lane, LaneOptions
 from shoal.core.threads import Threads
@@ -65,15 +66,15 @@ def source(pipeline: TextPipeline | PairPipeline) -> bytes:
     return msgspec.msgpack.encode(TokenizerSource(pipeline.tokenizer_id, str(pipeline.folder), pipeline.spec))
 
 
-def state(tokenizer: bytes, name: str = "m") -> ModelState:
+def state(tokenizer: bytes, name: str = "m", loaded: State = "ready", is_sleeping: bool = False) -> ModelState:
     return ModelState(
         name=name,
         aliases=(),
         default_for=(),
         created=0,
-        state="ready",
+        state=loaded,
         note="",
-        is_sleeping=False,
+        is_sleeping=is_sleeping,
         required=True,
         usable=True,
         facts=None,
@@ -100,6 +101,19 @@ async def test_a_model_describes_the_tokenizer_of_its_pipeline(folder: Path, pip
     assert describe_tokenizer(build_model(runner)) == b""
     assert describe_tokenizer(build_model(Embedder())) == b""
     assert describe_tokenizer(build_model()) == b""
+
+
+async def test_large_tokenizers_are_left_to_the_model_process(
+    folder: Path, pipeline: TextPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening one stops the event loop of a front."""
+    lane = Lane(pipeline, [FakeEngine(FakeScript(), "e")], LaneOptions(model="m"), threads=Threads("t", 1))
+    model = build_model(LaneRunner(lane, ModelFacts(source="s", backend="b", tasks=("embed",))))
+    size = len((folder / "tokenizer.json").read_bytes())
+    monkeypatch.setattr(front_tokenizers, "MAX_FILE_BYTES", size)
+    assert describe_tokenizer(model) == source(pipeline)
+    monkeypatch.setattr(front_tokenizers, "MAX_FILE_BYTES", size - 1)
+    assert describe_tokenizer(model) == b""
 
 
 async def test_texts_are_tokenized_as_the_pipeline_does(tokenizers: FrontTokenizers, pipeline: TextPipeline) -> None:
@@ -194,6 +208,21 @@ async def test_a_model_that_is_gone_or_replaced_has_no_old_tokenizer(
     assert tokenized.tokenizer == replaced.tokenizer_id
     tokenizers.update([])
     assert await tokenizers.tokenize("m", task) is task
+
+
+async def test_a_sleeping_model_keeps_its_tokenizer(
+    tokenizers: FrontTokenizers, pipeline: TextPipeline, replaced: TextPipeline
+) -> None:
+    """Opening it at each wake-up would stop the event loop each time. One that wakes with another has that one."""
+    await open_for(tokenizers, pipeline)
+    opened = tokenizers._pipelines[source(pipeline)]
+    for loaded in ("unloading", "unloaded", "loading"):
+        tokenizers.update([state(b"", loaded=loaded, is_sleeping=True)])  # type: ignore[arg-type]
+    tokenizers.update([state(source(pipeline))])
+    assert tokenizers._pipelines[source(pipeline)] is opened
+    tokenizers.update([state(b"", loaded="unloaded", is_sleeping=True)])
+    await open_for(tokenizers, replaced)
+    assert list(tokenizers._pipelines) == [source(replaced)]
 
 
 async def test_files_that_are_not_the_described_ones_are_not_used(

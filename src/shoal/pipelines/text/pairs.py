@@ -65,6 +65,7 @@ class PairPipeline(BasePipeline[_ItemOptions, FramedText]):
         self.truncate = truncate
         self.tokenizer = TextTokenizer(folder, spec.tokenizer, lower_case=spec.lower_case)
         self.tokenizer_id = identify_tokenizer(self.tokenizer, spec)
+        self.tokenizer_bytes = self.tokenizer.size
         self._head = spec.score
         prompt = spec.prompts.get(spec.default_prompt_name, "") if spec.default_prompt_name else ""
         self._prompt = prompt if spec.score.template is None else ""

@@ -100,10 +100,10 @@ def identify_tokenizer(tokenizer: TextTokenizer, spec: TextSpec) -> str:
 class TextTokenizer:
     """Tokenizes texts for one model; immutable after construction, so safe to use from several threads at once.
 
-    `digest` is that of the file. `prefix` and `suffix` are the special tokens around every text. The file's own padding
-    and truncation are disabled. `frame` False: no special tokens, whatever the file says. `dropped`: ids to remove from
-    every text before counting and cutting. `cleaning` is that of a TextSpec. Raises ModelFileError if the file is
-    missing, broken, or frames texts in a way that cutting would break.
+    `digest`, and `size` in bytes, are those of the file. `prefix` and `suffix` are the special tokens around every
+    text. The file's own padding and truncation are disabled. `frame` False: no special tokens, whatever the file says.
+    `dropped`: ids to remove from every text before counting and cutting. `cleaning` is that of a TextSpec. Raises
+    ModelFileError if the file is missing, broken, or frames texts in a way that cutting would break.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class TextTokenizer:
     ) -> None:
         content = _read_file(folder, file)
         self.raw = _parse_tokenizer(content, file)
-        self.digest = hashlib.sha256(content).hexdigest()
+        self.digest, self.size = hashlib.sha256(content).hexdigest(), len(content)
         self.raw.no_padding()
         self.raw.no_truncation()
         if cleaning:

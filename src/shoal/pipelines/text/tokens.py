@@ -90,6 +90,7 @@ class TextPipeline(BasePipeline[_ItemOptions, FittedText]):
             cleaning=spec.cleaning,
         )
         self.tokenizer_id = identify_tokenizer(self.tokenizer, spec)
+        self.tokenizer_bytes = self.tokenizer.size
         self._kinds = spec.kinds
         self._vocab_size = spec.vocab_size or self.tokenizer.vocab_size
         self._heads = Heads(spec)

@@ -672,6 +672,7 @@ class SharingPipeline(FakePipeline):
     """Has the tokenizer "mine", whose packed tokens are a text for each item."""
 
     tokenizer_id = "mine"
+    tokenizer_bytes = 0
     folder = Path()
     spec = None
 
