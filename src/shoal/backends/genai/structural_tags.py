@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from shoal.backends.genai.compact_schema import OBJECT, write_grammar
+from shoal.backends.genai.compact_schema import write_grammar
 from shoal.backends.genai.grammar_spelling import check_literal, write_choice
 from shoal.errors import InvalidValue
 
@@ -16,8 +16,8 @@ def write_tags(text: str, *, any_arguments: bool = False) -> str:
     """Return the tags with grammars in place of schemas. Raises InvalidValue for schemas without a grammar and for
     literals that the library encodes wrongly. Invalid JSON is returned unchanged; the library rejects it.
 
-    `any_arguments`: a schema without a grammar that is the content of a tag, as those of tools are, becomes any
-    object; one of a single argument that is no object, any value."""
+    `any_arguments`: a schema without a grammar becomes the one under `otherwise` beside it, as arguments of tools have
+    it."""
     try:
         return json.dumps(_rewrite(json.loads(text), any_arguments), ensure_ascii=False)
     except (ValueError, RecursionError):
@@ -30,7 +30,7 @@ def _rewrite(node: Any, any_arguments: bool) -> Any:
     if not isinstance(node, dict):
         return node
     if node.get("type") == "json_schema" and "json_schema" in node:
-        return {"type": "grammar", "grammar": write_grammar(json.dumps(node["json_schema"]))}
+        return {"type": "grammar", "grammar": _write_schema(node, any_arguments)}
     texts = node.get("values")
     if node.get("type") == "choice" and isinstance(texts, list):  # Shoal's own, since an `or` misreads common prefixes
         return {"type": "grammar", "grammar": f"root ::= {write_choice([str(text) for text in texts])}"}
@@ -43,13 +43,13 @@ def _rewrite(node: Any, any_arguments: bool) -> Any:
         value = node.get(key)
         for each in value if isinstance(value, list) else [value]:
             check_literal(each)
-    made: dict[str, Any] = {}
-    for key, value in node.items():
-        try:
-            made[key] = _rewrite(value, any_arguments)
-        except InvalidValue:
-            if not (any_arguments and key == "content" and value.get("type") == "json_schema"):
-                raise
-            is_object = value["json_schema"].get("type", "object") == "object"
-            made[key] = {"type": "grammar", "grammar": OBJECT if is_object else write_grammar("{}")}
-    return made
+    return {key: _rewrite(value, any_arguments) for key, value in node.items()}
+
+
+def _write_schema(node: dict[str, Any], any_arguments: bool) -> str:
+    try:
+        return write_grammar(json.dumps(node["json_schema"]))
+    except InvalidValue:
+        if not any_arguments or "otherwise" not in node:
+            raise
+        return write_grammar(json.dumps(node["otherwise"]))

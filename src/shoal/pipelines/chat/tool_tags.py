@@ -16,6 +16,7 @@ from shoal.types import Tool
 _BARE_NAME = re.compile(r"[\w.-]+", re.ASCII)
 _TAGGED_NAME = re.compile(r"[^<>\x00-\x1f\x7f-\U0010ffff]+")
 _PLAIN = frozenset({"integer", "number", "boolean", "null"})
+_TYPES = _PLAIN | {"string", "array", "object"}
 _ANY_TEXT = {"type": "any_text"}
 _NOTHING = {"type": "grammar", "grammar": 'root ::= ""'}
 MAX_OPTIONAL = 16
@@ -114,7 +115,12 @@ def _object(tool: Tool, key: str, begin: str, end: str) -> dict[str, Any]:
 
 
 def _arguments(tool: Tool) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": tool.parameters or ANY_OBJECT}
+    return _schema(tool.parameters or ANY_OBJECT, ANY_OBJECT)
+
+
+def _schema(schema: dict[str, Any], otherwise: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON of a schema. `otherwise`: the wider schema for beside a form, if this one has no grammar."""
+    return {"type": "json_schema", "json_schema": schema, "otherwise": otherwise}
 
 
 def _tag(begin: str, content: dict[str, Any], end: str) -> dict[str, Any]:
@@ -192,14 +198,19 @@ def _tagged_call(tool: Tool, before: str, after: str) -> dict[str, Any]:
 def _tagged_value(schema: dict[str, Any], key: str) -> dict[str, Any]:
     types = qwen.argument_types(schema, key)
     if types and "string" not in types:
-        return _value(schema, key)
+        return _value(schema, key, _typed(types))
     return _choice(schema, key, lambda text: text, "null" in types) or _ANY_TEXT
 
 
-def _value(schema: dict[str, Any], key: str) -> dict[str, Any]:
+def _value(schema: dict[str, Any], key: str, otherwise: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON of one argument, with what its schema refers to."""
-    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    return {"type": "json_schema", "json_schema": {**schema["properties"][key], **shared}}
+    shared: dict[str, Any] = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    return _schema({**schema["properties"][key], **shared}, otherwise)
+
+
+def _typed(types: set[str]) -> dict[str, Any]:
+    """Return a schema of any value of these types."""
+    return {"type": sorted(types)} if types <= _TYPES else {}
 
 
 def _choice(
@@ -273,12 +284,14 @@ def _gemma_value(schema: dict[str, Any], key: str, quote: str) -> dict[str, Any]
         if choice or "string" in types:
             return choice or (_or(text, [_constant("null")]) if "null" in types else text)
     if types and types <= _PLAIN:
-        return _value(schema, key)
+        return _value(schema, key, _typed(types))
     items = qwen.resolve(schema, schema["properties"][key]).get("items")
     inner = qwen.json_types(schema, items) if types == {"array"} else set()
     if inner == {"string"}:
         return _tag("[", {"type": "tags_with_separator", "tags": [text], "separator": ","}, "]")
-    return _value(schema, key) if inner and inner <= _PLAIN else None
+    if not inner or not inner <= _PLAIN:
+        return None
+    return _value(schema, key, {"type": "array", "items": _typed(inner)})
 
 
 _HERMES = CallSpelling(

@@ -296,6 +296,55 @@ def test_tagged_calls(matcher: GrammarMatcher) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("argument", "good", "bad"),
+    [
+        ({"anyOf": [{"type": "array", "uniqueItems": True}, {"type": "null"}]}, ["[1]", "null"], ["{}", "5"]),
+        ({"anyOf": [{"type": "integer", "multipleOf": 3}, {"type": "null"}]}, ["3", "null"], ["{}", "[]"]),
+        ({"$ref": "#/$defs/odd"}, ["3"], ["{}", "null"]),
+        ({"$ref": "#/properties/other"}, ["3"], ["{}", "null"]),
+        ({"type": "whole"}, ["3", "{}"], ["three"]),
+    ],
+)
+def test_tagged_arguments_without_a_grammar(
+    matcher: GrammarMatcher, argument: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    """Beside a form, they may be any value of their types."""
+    parameters = {
+        "type": "object",
+        "properties": {"n": argument, "other": {"type": "integer"}},
+        "required": ["n"],
+        "$defs": {"odd": {"type": "integer", "not": {"const": 0}}},
+    }
+    tools = [Tool(name="f", parameters=parameters)]
+    value = calls_or_answer(spelling("hermes", "<function="), tools, NODE, parallel=True)
+    tags: dict[str, Any] = structure_arguments(Guide(kind="calls_or_answer", value=value))
+    assert [each for each in [*good, *bad] if matcher.accepts(tagged("f", ("n", each)), **tags)] == good
+
+
+@pytest.mark.parametrize(
+    ("kind", "template", "good", "bad"),
+    [
+        ("mistral", "[ARGS][CALL_ID]", '[TOOL_CALLS]f[CALL_ID]a1B2c3D4e[ARGS]{"n": [1, 1]}', ("{", "[{")),
+        ("gemma", "<|tool_call>", "<|tool_call>call:f{n:[1, 1]}<tool_call|>", ("[1, 1]", '"x"')),
+        ("gemma", "<|tool_call>", "<|tool_call>call:f{k:3,n:[1, 1]}<tool_call|>", ("k:3", 'k:"x"')),
+    ],
+)
+def test_nested_arguments_without_a_grammar(
+    matcher: GrammarMatcher, kind: ParserKind, template: str, good: str, bad: tuple[str, str]
+) -> None:
+    """A tool without a grammar does not refuse a request with a form."""
+    items = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    properties = {"n": items, "k": {"type": "integer", "not": {"const": 0}}}
+    tools = [Tool(name="f", parameters={"type": "object", "properties": properties, "required": ["n"]})]
+    value = calls_or_answer(spelling(kind, template), tools, NODE, parallel=False)
+    tags: dict[str, Any] = structure_arguments(Guide(kind="calls_or_answer", value=value))
+    assert matcher.accepts(good, **tags)
+    assert matcher.accepts('{"n": 1}', **tags)
+    assert not matcher.accepts(good.replace(*bad), **tags)
+    assert len(calls_in(tool_parser(kind, tools), good)) == 1
+
+
 @pytest.mark.parametrize("quote", ["<escape>", '<|"|>'])
 def test_calls_of_gemma(matcher: GrammarMatcher, quote: str) -> None:
     """Arguments are in the order of their names."""
