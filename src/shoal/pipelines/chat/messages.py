@@ -79,7 +79,7 @@ def _role(role: str, form: Form) -> str:
 
 def _content(message: Message, form: Form) -> str | list[dict[str, str]] | None:
     content = message.content
-    if content is None:
+    if content is None or (message.tool_calls and not content):  # clients send null or an empty text
         return [] if form.parts == "only" else form.empty if message.tool_calls else ""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if form.parts == "only" else content

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from shoal.errors import ConfigError, InvalidValue
 from shoal.pipelines.chat import jinja
@@ -121,6 +122,20 @@ def test_calls_and_their_results(source: str, call: str) -> None:
     assert call in text
     assert "21 degrees" in text
     assert "None" not in text
+    blank = structs.replace(CALLED[1], content="")
+    assert rendered(source, CALLED[0], blank, CALLED[2], tools=[WEATHER]) == text
+
+
+def test_a_call_beside_an_empty_text() -> None:
+    """Some templates, such as DeepSeek's, show calls only where the content is null."""
+    source = (
+        "{% for m in messages %}{% if m.content is none %}{% for c in m.tool_calls %}<call>{{ c.function.name }}"
+        "{{ c.function.arguments }}</call>{% endfor %}{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+    )
+    blanks: list[Any] = [None, "", []]
+    for blank in blanks:
+        text = rendered(source, CALLED[0], structs.replace(CALLED[1], content=blank), CALLED[2])
+        assert text == '<user>Weather in Köln?<call>get_weather{"city": "Köln"}</call><tool>21 degrees'
 
 
 def test_tools_within_the_system_message() -> None:
