@@ -150,4 +150,5 @@ def _open_missing_streams() -> None:
             if null != number:
                 os.dup2(null, number)
                 os.close(null)
+            os.set_inheritable(number, True)  # subprocesses have standard streams, too
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))

@@ -215,6 +215,16 @@ def test_closed_standard_streams(command: str, error: str) -> None:
     assert (done.returncode, done.stderr) == (1 if error else 0, error)
 
 
+def test_subprocesses_have_the_standard_streams_that_were_closed() -> None:
+    """A Triton or a process of `--workers` inherits the null device in their place."""
+    child = "import os; [os.fstat(number) for number in range(3)]"
+    code = "import subprocess, sys, shoal.cli; shoal.cli._open_missing_streams(); " + (
+        f"sys.exit(subprocess.call([sys.executable, '-c', '{child}']))"
+    )
+    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        assert run_in_shell(f'"{sys.executable}" -c "{code}" {closed}').returncode == 0, closed
+
+
 def run_in_shell(command: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     return subprocess.run(["sh", "-c", command], check=False, env=environ, capture_output=True, text=True)
