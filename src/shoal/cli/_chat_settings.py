@@ -6,6 +6,7 @@ Source: cmd/interactive.go of https://github.com/ollama/ollama, and its docs/mod
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -59,7 +60,7 @@ def read_format(text: str) -> Guide:
     if not text:
         raise SetupError("write /set format json, or /set format FILE with a JSON schema")
     try:
-        schema = json.loads(Path(text).expanduser().read_bytes())
+        schema = json.loads(expand_path(text).read_bytes())
     except OSError as error:
         raise SetupError(f"{text} cannot be read ({error.strerror}): write json, or a file with a schema") from None
     except (ValueError, RecursionError) as error:
@@ -67,6 +68,17 @@ def read_format(text: str) -> Guide:
     if not isinstance(schema, dict):
         raise SetupError(f"{text} is not a JSON schema, which is an object: correct it")
     return Guide(kind="json_schema", value=json.dumps(schema), field="format")
+
+
+def expand_path(text: str) -> Path:
+    """Return the path that a user typed, with the home folder for `~`. Raises SetupError."""
+    try:
+        path = Path(text).expanduser()
+        if b"\0" in os.fsencode(path):
+            raise ValueError("a null character")
+    except (RuntimeError, ValueError) as error:
+        raise SetupError(f"{text!r} is not a path ({error}): choose another name") from None
+    return path
 
 
 def describe_parameters(sampling: Sampling) -> list[str]:

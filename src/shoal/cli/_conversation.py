@@ -55,11 +55,12 @@ class Conversation:
         unless `replace` is set."""
         before = [Message(role="system", content=self.system)] if self.system else []
         messages = [{"role": one.role, "content": one.content} for one in (*before, *self.turns)]
+        # A terminal that is not UTF-8 gives lone surrogates, which no UTF-8 file can hold: "?" takes their place.
+        body = json.dumps({"model": model, "messages": messages}, indent=2, ensure_ascii=False).encode(errors="replace")
         flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if replace else os.O_EXCL)
         try:
-            with open(os.open(file, flags, 0o600), "w", encoding="utf-8") as opened:
-                json.dump({"model": model, "messages": messages}, opened, indent=2, ensure_ascii=False)
-                opened.write("\n")
+            with open(os.open(file, flags, 0o600), "wb") as opened:
+                opened.write(body + b"\n")
         except FileExistsError:
             raise SetupError(f"{file} exists: choose another name") from None
         except OSError as error:
@@ -71,7 +72,7 @@ class Conversation:
             messages = msgspec.json.decode(file.read_bytes(), type=_Saved).messages
         except OSError as error:
             raise SetupError(f"{file} cannot be read ({error.strerror}): check its name") from None
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise SetupError(f"{file} is not a saved conversation ({error}): choose one that /save wrote") from None
         system = [one.content for one in messages if one.role == "system"]
         self.system = system[0] if system else ""

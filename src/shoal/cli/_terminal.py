@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
-from shoal.cli._chat_settings import change_parameter, describe_parameters, read_format
+from shoal.cli._chat_settings import change_parameter, describe_parameters, expand_path, read_format
 from shoal.cli._conversation import COMMANDS, Conversation, MessageReader, Reply, parse_command, strip_control
 from shoal.cli._errors import say
 from shoal.cli._talking import ChatSource
@@ -236,4 +236,4 @@ class Terminal:
 def _to_path(name: str, command: str) -> Path:
     if not name:
         raise SetupError(f"name a file: /{command} FILE")
-    return Path(name).expanduser()
+    return expand_path(name)

@@ -279,6 +279,12 @@ class TestSaving:
         assert script.requests[-1][-1] == ("user", "c")
         assert len(script.requests[-1]) == 6
 
+    def test_a_text_that_is_not_utf8(self, tmp_path: Path) -> None:
+        """Its stray bytes, which Python reads as lone surrogates, do not keep the rest from being saved."""
+        talk(Script(), "caf\udce9", f"/save {tmp_path / 'talk.json'}")
+        saved = json.loads((tmp_path / "talk.json").read_bytes())
+        assert [one["content"] for one in saved["messages"]] == ["caf?", "Yes, sir."]
+
     @pytest.mark.parametrize(
         ("command", "error"),
         [
@@ -287,14 +293,24 @@ class TestSaving:
             ("/save no/such/folder", "no/such/folder cannot be written (No such file or directory)"),
             ("/load missing", "missing cannot be read (No such file or directory)"),
             ("/load there", "there is not a saved conversation"),
+            ("/load latin1", "latin1 is not a saved conversation"),
+            ("/load nested", "nested is not a saved conversation"),
+            ("/load ~nouser/x", "'~nouser/x' is not a path (Could not determine home directory.): choose another name"),
+            ("/save ~nouser/x", "'~nouser/x' is not a path"),
+            ("/set format ~nouser/x", "'~nouser/x' is not a path"),
+            ("/load a\0b", r"'a\x00b' is not a path (a null character)"),
+            ("/save a\0b", "is not a path"),
+            ("/set format a\0b", "is not a path"),
         ],
     )
     def test_errors_name_the_next_step(self, command: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:
         """A file that is there already is not replaced, and the chat goes on."""
         Path("there").write_text("mine")
+        Path("latin1").write_bytes(b'{"messages": [{"role": "user", "content": "\xe9"}]}')
+        Path("nested").write_text('{"more": ' + "[" * 100_000)
         script = Script()
         talk(script, command, "a")
-        assert error in capsys.readouterr().err
+        assert error in " ".join(capsys.readouterr().err.split())
         assert Path("there").read_text() == "mine"
         assert len(script.requests) == 1
 
