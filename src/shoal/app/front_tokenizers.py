@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from shoal.pipelines.text.tokens import TextPipeline
 
     _Pipeline: TypeAlias = TextPipeline | PairPipeline
+
+T = TypeVar("T")
 
 MAX_TOKENS = 16_384
 """Estimated tokens of a request that a front tokenizes. The model process admits a larger one first, and tokenizes it
@@ -70,7 +72,8 @@ class FrontTokenizers:
         self._sources: dict[str, bytes] = {}
         self._pipelines: dict[bytes, _Pipeline] = {}
         self._opening: dict[bytes, asyncio.Task[None]] = {}
-        self._is_busy = False
+        self._working: set[asyncio.Task[Any]] = set()
+        """What the thread runs or will run; it ends with the thread's work, not with those who wait for it."""
 
     def update(self, states: Sequence[ModelState]) -> None:
         known, self._sources = self._sources, {}
@@ -94,13 +97,9 @@ class FrontTokenizers:
             tokens = sum(map(pipeline.estimate, task.items))
             if tokens <= INLINE_TOKENS:
                 return _tokenize(pipeline, task)
-            if tokens > MAX_TOKENS or self._is_busy:
+            if tokens > MAX_TOKENS or self._working:
                 return task
-            self._is_busy = True
-            try:
-                return await self._threads.run(partial(_tokenize, pipeline, task))
-            finally:
-                self._is_busy = False
+            return await self._run(partial(_tokenize, pipeline, task))
         except ShoalError:  # the model process says so
             return task
         except Exception:  # a bug; the model process can do without
@@ -108,14 +107,21 @@ class FrontTokenizers:
             return task
 
     async def aclose(self) -> None:
-        for task in self._opening.values():
+        tasks = [*self._opening.values(), *self._working]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._opening.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        working = asyncio.create_task(self._threads.run(call), name="tokenizers' thread")
+        self._working.add(working)
+        working.add_done_callback(self._working.discard)
+        return await asyncio.shield(working)
 
     async def _open(self, packed: bytes) -> None:
         source = _SOURCE.decode(packed)
         try:
-            pipeline = await self._threads.run(partial(_open_pipeline, source))
+            pipeline = await self._run(partial(_open_pipeline, source))
         except (ShoalError, OSError) as error:
             logger.info("the model process tokenizes for %s: %s", source.folder, error)
             return

@@ -108,7 +108,8 @@ async def test_large_tokenizers_are_left_to_the_model_process(
 ) -> None:
     """Opening one stops the event loop of a front."""
     lane = Lane(pipeline, [FakeEngine(FakeScript(), "e")], LaneOptions(model="m"), threads=Threads("t", 1))
-    model = build_model(LaneRunner(lane, ModelFacts(source="s", backend="b", tasks=("embed",))))
+    runner: Any = LaneRunner(lane, ModelFacts(source="s", backend="b", tasks=("embed",)))
+    model = build_model(runner)
     size = len((folder / "tokenizer.json").read_bytes())
     monkeypatch.setattr(front_tokenizers, "MAX_FILE_BYTES", size)
     assert describe_tokenizer(model) == source(pipeline)
@@ -186,11 +187,50 @@ async def test_a_large_task_takes_a_thread_and_no_task_waits_for_it(
     monkeypatch.setattr(front_tokenizers, "_tokenize", wait)
     large = Embed(model="m", inputs=["a b c d e f " * 8] * 100)
     first = asyncio.create_task(tokenizers.tokenize("m", large))
-    await until(lambda: tokenizers._is_busy)
+    await asyncio.sleep(0)
     assert await tokenizers.tokenize("m", large) is large
     assert (await tokenizers.tokenize("m", Embed(model="m", inputs=["a"]))).tokenized is not None
     go_on.set()
     assert (await first).tokenized is not None
+    await until(lambda: not tokenizers._working)
+    assert (await tokenizers.tokenize("m", large)).tokenized is not None
+
+
+async def test_no_task_waits_for_the_thread_of_a_client_that_left(
+    tokenizers: FrontTokenizers, pipeline: TextPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await open_for(tokenizers, pipeline)
+    go_on, tokenize = threading.Event(), front_tokenizers._tokenize
+    monkeypatch.setattr(front_tokenizers, "_tokenize", lambda *arguments: (go_on.wait(30), tokenize(*arguments))[1])
+    large = Embed(model="m", inputs=["a b c d e f " * 8] * 100)
+    first = asyncio.create_task(tokenizers.tokenize("m", large))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.wait([first])
+    try:
+        async with asyncio.timeout(5):
+            assert await tokenizers.tokenize("m", large) is large
+    finally:
+        go_on.set()
+
+
+async def test_no_task_waits_until_another_tokenizer_is_open(
+    tokenizers: FrontTokenizers, pipeline: TextPipeline, replaced: TextPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if nobody needs that one any more by then."""
+    await open_for(tokenizers, pipeline)
+    go_on, opens = threading.Event(), front_tokenizers._open_pipeline
+    monkeypatch.setattr(front_tokenizers, "_open_pipeline", lambda described: (go_on.wait(30), opens(described))[1])
+    large = Embed(model="m", inputs=["a b c d e f " * 8] * 100)
+    try:
+        for others in ([state(source(replaced), "other")], []):
+            tokenizers.update([state(source(pipeline)), *others])
+            await asyncio.sleep(0.01)
+            async with asyncio.timeout(5):
+                assert await tokenizers.tokenize("m", large) is large
+    finally:
+        go_on.set()
+    await until(lambda: not tokenizers._working)
     assert (await tokenizers.tokenize("m", large)).tokenized is not None
 
 
@@ -217,7 +257,7 @@ async def test_a_sleeping_model_keeps_its_tokenizer(
     await open_for(tokenizers, pipeline)
     opened = tokenizers._pipelines[source(pipeline)]
     for loaded in ("unloading", "unloaded", "loading"):
-        tokenizers.update([state(b"", loaded=loaded, is_sleeping=True)])  # type: ignore[arg-type]
+        tokenizers.update([state(b"", loaded=loaded, is_sleeping=True)])
     tokenizers.update([state(source(pipeline))])
     assert tokenizers._pipelines[source(pipeline)] is opened
     tokenizers.update([state(b"", loaded="unloaded", is_sleeping=True)])
