@@ -19,10 +19,10 @@ logger = logging.getLogger("shoal")
 
 
 async def restore_loaded(lifecycle: Lifecycle, file: Path) -> None:
-    """Begin to load the models that the file lists."""
-    for plan in await asyncio.to_thread(_read, file):
+    """Begin to load the models that the file lists, except those that slept."""
+    for plan, is_sleeping in await asyncio.to_thread(_read, file):
         try:
-            lifecycle.restore(plan)
+            lifecycle.restore(plan, is_sleeping=is_sleeping)
         except ShoalError as error:
             logger.warning("%s is not loaded again: %s", plan.name, error.message)
 
@@ -30,12 +30,12 @@ async def restore_loaded(lifecycle: Lifecycle, file: Path) -> None:
 async def note_loaded(lifecycle: Lifecycle, file: Path) -> None:
     """List in the file what clients have loaded; never returns.
 
-    A model is listed once it is loaded: one that ends the process as it loads does not end the next one. A list that
-    cannot be written is written again when it changes.
+    A model is not listed while it loads: one that ends the process then does not end the next one. A list that cannot
+    be written is written again when it changes.
     """
-    listed: list[Plan] | None = None
+    listed: list[tuple[Plan, bool]] | None = None
     while True:
-        if listed != (listed := lifecycle.loaded_plans()):
+        if listed != (listed := lifecycle.restorable_plans()):
             try:
                 await asyncio.to_thread(_write, file, listed)
             except OSError as error:  # a full disk must not end the process
@@ -43,9 +43,9 @@ async def note_loaded(lifecycle: Lifecycle, file: Path) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-def _read(file: Path) -> list[Plan]:
+def _read(file: Path) -> list[tuple[Plan, bool]]:
     try:
-        plans: list[Plan] = pickle.loads(file.read_bytes())
+        plans: list[tuple[Plan, bool]] = pickle.loads(file.read_bytes())
     except FileNotFoundError:  # no process before this one had any
         return []
     except OSError as error:
@@ -54,7 +54,7 @@ def _read(file: Path) -> list[Plan]:
     return plans
 
 
-def _write(file: Path, plans: list[Plan]) -> None:
+def _write(file: Path, plans: list[tuple[Plan, bool]]) -> None:
     new = file.with_suffix(".new")
     new.write_bytes(pickle.dumps(plans))
     os.replace(new, file)

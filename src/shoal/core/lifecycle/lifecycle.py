@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -51,6 +52,10 @@ CRASHES_APART_S = 60.0
 """Minimum seconds between crashes. A model that crashes again sooner would do so forever, so it stays failed until
 someone acts."""
 
+RESTORE_S = 60.0
+"""Time for which models are restored one after another: if one ends the process, that one alone is lost. Then the rest
+load at once, since one may wait for a server that is gone."""
+
 
 class Lifecycle:
     """Changes which models are loaded, one job at a time per name.
@@ -80,6 +85,8 @@ class Lifecycle:
         self._clock = clock
         self._jobs = Jobs()
         self._startup_plans: dict[str, Plan] = {}
+        self._restoring: Job | None = None
+        self._not_begun: set[Model] = set()
         self._queue = JobQueue(self._finish_job)
         self._model_status = ModelStatus(registry, self._queue)
         bounds = MemoryLimits(max_loaded_models, max_loaded_bytes)
@@ -127,20 +134,29 @@ class Lifecycle:
         self._model_status.forget(plan.name)
         return self._start_job(work, self._load)
 
-    def restore(self, plan: Plan) -> Job:
-        """Load a model that clients had loaded in a process before this one. Raises Conflict when one of its names is
-        taken."""
+    def restore(self, plan: Plan, *, is_sleeping: bool) -> None:
+        """Serve a model that clients had loaded in a process before this one: asleep, or loaded after those restored
+        before it. If there is no memory for it, it starts asleep. Raises Conflict when one of its names is taken."""
         self._check_open()
-        return self._start_job(ActiveJob(Job("load", plan.name), plan, self._register_on_demand(plan)), self._load)
+        model = self._register_on_demand(plan)
+        if is_sleeping:
+            model.is_sleeping = True
+            model.transition("rest")
+            self._model_status.publish_status(model.name)
+            return
+        self._not_begun.add(model)
+        work = ActiveJob(Job("load", plan.name), plan, model, at_start=True)
+        self._restoring = self._start_job(work, partial(self._restore, model, self._restoring))
 
-    def loaded_plans(self) -> list[Plan]:
-        """Return the plans of models that clients have loaded, also of those that sleep."""
+    def restorable_plans(self) -> list[tuple[Plan, bool]]:
+        """Return what `restore` takes in the next process: models that clients have loaded, and those that this process
+        has not begun to restore."""
         return [
-            model.plan
+            (model.plan, model.is_sleeping)
             for model in self._registry
             if model.plan is not None
             and model.name not in self._startup_plans
-            and (model.state == "ready" or model.is_sleeping)
+            and (model.state == "ready" or model.is_sleeping or model in self._not_begun)
         ]
 
     def download(self, name: str, options: LoadOptions = _DEFAULTS) -> Job:
@@ -357,6 +373,14 @@ class Lifecycle:
             self._model_status.record_failure(work.plan, error)
 
     # What jobs do
+
+    async def _restore(self, model: Model, previous: Job | None, work: ActiveJob) -> None:
+        if previous is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RESTORE_S):
+                    await previous.done_event.wait()
+        self._not_begun.discard(model)
+        await self._load(work)
 
     async def _load(self, work: ActiveJob) -> None:
         """Load a model, also one that sleeps or failed. The registry is read only now, when the job's turn has come."""
