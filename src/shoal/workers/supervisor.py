@@ -120,6 +120,8 @@ class Supervisor:
                     await stop.wait()
 
     async def _run_once(self, program: Program) -> int:
+        if program is self._models and self._pulse is not None:
+            _has_input(self._pulse)  # a last sign of life of the process before is none of this one
         self._processes[program.name] = process = _start(program)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, _wait, process, program.payload)

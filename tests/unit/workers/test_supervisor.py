@@ -207,10 +207,16 @@ async def test_a_hanging_model_process_is_killed(
     assert "models ended (SIGKILL): starting it again" in caplog.text
 
 
+@pytest.mark.parametrize("left", [b"", b"."], ids=["", "with a last sign of life of the process before"])
 async def test_a_model_process_that_still_starts_is_not_killed(
-    programs: Programs, pulse: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    programs: Programs,
+    pulse: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    left: bytes,
 ) -> None:
     """However long it takes until its first sign of life."""
+    os.write(pulse[1], left)
     monkeypatch.setattr(shoal.workers.supervisor, "TICK_S", 0.001)
     monkeypatch.setattr(shoal.workers.supervisor, "HANG_TICKS", 3)
     supervisor = Supervisor(programs.write("models", WAIT), [], 30.0, pulse=pulse[0])
@@ -221,6 +227,7 @@ async def test_a_model_process_that_still_starts_is_not_killed(
     stop.set()
     assert await running == 0
     assert len(programs.starts("models")) == 1
+    assert "has hung" not in caplog.text
 
 
 async def test_a_process_that_does_not_stop_is_killed(
