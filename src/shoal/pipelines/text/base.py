@@ -16,7 +16,9 @@ from shoal.pipelines.text.options_cache import OptionsCache
 from shoal.types import Array, BatchTask, Image, Item, TextPair
 
 TOKENIZED_ESTIMATE = 4
-"""Tokens that can be made in the time in which a text is prepared whose tokens came with it."""
+"""Tokens that can be made in the time in which a short text is prepared whose tokens came with it; one more for each
+TOKENS_A_TOKEN that came."""
+TOKENS_A_TOKEN = 32
 
 Entry: TypeAlias = Prepared | ShoalError
 
@@ -81,7 +83,7 @@ class BasePipeline(ABC, Generic[Options, Tokenized]):
         """Estimate a text at 3 bytes of UTF-8 a token; unpaired surrogates count too."""
         assert not isinstance(item, Image)
         if isinstance(item, TokenizedItem):
-            return TOKENIZED_ESTIMATE
+            return TOKENIZED_ESTIMATE + len(item.tokens.ids) // TOKENS_A_TOKEN
         if isinstance(item, list):
             return max(1, len(item))
         texts = (item,) if isinstance(item, str) else item

@@ -141,6 +141,13 @@ class TestTokensOfAnotherProcess:
         assert isinstance(one, TokenizedItem)
         assert other == "\ud800"
 
+    def test_the_estimate_grows_with_the_tokens(self, pipeline: TextPipeline) -> None:
+        """Long ones are work, too; less than to make them."""
+        long = TextPipeline(pipeline.folder, spec(max_tokens=8192), truncate=True)
+        texts = ["fish", "fish " * 8000]
+        items = long.unpack_tokens(long.tokenize(Embed(model="m", inputs=texts)), texts)
+        assert [long.estimate(item) for item in items] == [4, 4 + 8192 // 32]
+
     def test_an_invalid_task_is_an_error(self, pipeline: TextPipeline) -> None:
         with pytest.raises(InvalidValue):
             pipeline.tokenize(Embed(model="m", inputs=["a"], prompt_name="nobody"))
