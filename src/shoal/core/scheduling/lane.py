@@ -209,14 +209,14 @@ class Lane:
         work = self._count_work(estimates) if self._cost.attention else sum(estimates)
         permit = self.admission.admit(ctx.client, traffic, len(items), work, ctx.deadline)
         request = RequestState(task, items, ctx, traffic, self._clock(), estimates, RECORD.get())
-        if task.tokenized is not None:
-            self._take_tokens(request, task.tokenized)
-        self._requests.add(request)
-        if ctx.deadline < self._next_expiry:
-            self._schedule_expiry(ctx.deadline)
-        self._preparer.add(request)
         true_work: int | None = None
         try:
+            if task.tokenized is not None:
+                self._take_tokens(request, task.tokenized)
+            self._requests.add(request)
+            if ctx.deadline < self._next_expiry:
+                self._schedule_expiry(ctx.deadline)
+            self._preparer.add(request)
             result = await request.future
             true_work = self._count_work(result.tokens) if self._cost.attention else sum(result.tokens)
             return result

@@ -694,6 +694,16 @@ class TestTokenizedTexts:
         assert right(answer, ["c", "d"])
         assert answer.facts.prepare_ms == pytest.approx(2000)
 
+    async def test_tokens_that_cannot_be_read_hold_no_place(self) -> None:
+        """The request fails, and those after it are admitted."""
+        lane = make_lane(FakeScript(), pipeline=SharingPipeline, max_items=1)
+        for _ in range(2):
+            with pytest.raises(UnicodeDecodeError):
+                await lane.run(
+                    msgspec.structs.replace(embed("a"), tokenized=TokenizedTexts("mine", b"\xff")), context()
+                )
+        assert right(await lane.run(embed("a"), context()), ["a"])
+
     @pytest.mark.parametrize("pipeline", [SharingPipeline, FakePipeline])
     async def test_those_of_another_tokenizer_are_ignored(self, pipeline: type[FakePipeline]) -> None:
         """Whether the pipeline shares its tokenizer or not, it reads the texts."""
