@@ -39,6 +39,9 @@ class TaggedCall:
     Values are untyped text, so the tool's schema decides their type; a value that does not fit is emitted as a string.
     A parameter is emitted once it is complete; an unfinished one comes back as content, as does a call before its first
     parameter or its end. The call's end tag also ends the function.
+
+    A value may contain `</parameter>`. If it begins with a line end, as the template writes it, or like JSON, this ends
+    it only after a line end or before another tag.
     """
 
     def __init__(self, out: DeltaCollector, tools: Mapping[str, Tool]) -> None:
@@ -47,6 +50,7 @@ class TaggedCall:
         self._tools = tools
         self._head: list[str] | None = []
         self._value: list[str] | None = None
+        self._end: list[str] = []
         self._name = ""
         self._key = ""
 
@@ -54,6 +58,8 @@ class TaggedCall:
         """Return how far one step got; None if it needs more text."""
         if self._head is not None:
             return self._read_head(self._head, text, at)
+        if self._end and self._value is not None:
+            return self._read_end(self._value, text, at)
         if self._value is not None:
             return self._read_value(self._value, text, at)
         return self._read_between(text, at)
@@ -99,16 +105,40 @@ class TaggedCall:
 
     def _read_value(self, value: list[str], text: str, at: int) -> int | None:
         end = text.find(END_PARAMETER, at)
-        if end < 0:
-            after = len(text) - overlap(text, at, (END_PARAMETER,))
+        after = end if end >= 0 else len(text) - overlap(text, at, (END_PARAMETER,))
+        if after > at:
             value.append(text[at:after])
             self._out.hold_back(text[at:after])
+        if end < 0:
             return after if after > at else None
-        value.append(text[at:end])
+        if value and value[0][0] in "\r\n{[" and value[-1][-1] != "\n":
+            self._end = [END_PARAMETER]
+            self._out.hold_back(END_PARAMETER)
+        else:
+            self._end_value(value)
+        return end + len(END_PARAMETER)
+
+    def _read_end(self, value: list[str], text: str, at: int) -> int | None:
+        """Read what follows an end tag that may be part of the value."""
+        match = BLANK_RUN.match(text, at)
+        if match and match.end() > at:
+            self._end.append(match[0])
+            self._out.hold_back(match[0])
+            return match.end()
+        mark = begins(text, at, _BETWEEN)
+        if mark is None:
+            return None
+        if mark:
+            self._end_value(value)
+        else:
+            value += self._end
+        self._end = []
+        return at
+
+    def _end_value(self, value: list[str]) -> None:
         json_text = self._to_json_value("".join(value))
         self._emit(f"{', ' if self.sent else '{'}{_quote_json(self._key)}: {json_text}")
         self._value = None
-        return end + len(END_PARAMETER)
 
     def _emit(self, fragment: str) -> None:
         if not self.sent:

@@ -236,6 +236,8 @@ class Counting:
 
 LONG: dict[str, Callable[[int], str]] = {
     "hermes": lambda n: 'See. <tool_call>{"name": "f", "arguments": {"a": "' + "x{\\n} " * n + '"}}</tool_call> Bye.',
+    "hermes, end tags": lambda n: "<tool_call><function=f><parameter=a>\nx" + "</parameter> x" * n + "</parameter>",
+    "hermes, blanks": lambda n: "<tool_call><function=f><parameter=a>\nx</parameter>" + " " * n + "</function>",
     "hermes, tagged": lambda n: "<tool_call><function=f><parameter=a>" + "x</par> " * n + "</parameter></function>",
     "llama3": lambda n: '<|python_tag|>{"name": "f", "parameters": {"a": [' + '{"b": 1}, ' * n + "]}}; ",
     "mistral": lambda n: "[TOOL_CALLS]f[ARGS]{" + '"a": [[]], ' * n + "} and so on",
