@@ -20,7 +20,7 @@ _TOKEN = re.compile(
 )
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*+)(?:\.\d++)?(?:[eE][-+]?\d++)?", re.ASCII)
 _LEADING_ZERO = re.compile(r"[-+]?0[\d_]+")
-_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _ESCAPE = re.compile(r"""\\(\n|[\\'"abfnrtv]|[0-7]{1,3}|x[\da-fA-F]{2}|u[\da-fA-F]{4}|U[\da-fA-F]{8})""")
 _LETTERS = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\n": ""}
 
@@ -37,6 +37,14 @@ def arguments_json(text: str) -> str | None:
     """
     try:
         return _Literals(text).arguments()
+    except _NoLiteral:
+        return None
+
+
+def value_json(text: str) -> str | None:
+    """Convert one literal to the text of its JSON; None for anything else."""
+    try:
+        return _Literals(text).value()
     except _NoLiteral:
         return None
 
@@ -61,7 +69,12 @@ class _Literals:
             return f"{_quote_json(name)}: {self._value()}"
 
         self._expect("(")
-        json_text = "{" + self._join_items(")", argument) + "}"
+        return self._whole("{" + self._join_items(")", argument) + "}")
+
+    def value(self) -> str:
+        return self._whole(self._value())
+
+    def _whole(self, json_text: str) -> str:
         if self._position < len(self._tokens):
             raise _NoLiteral
         return json_text
@@ -72,8 +85,8 @@ class _Literals:
             return _quote_json(self._string(text))
         if kind == "number":
             return _number(text)
-        if kind == "word" and text in _WORDS:
-            return _WORDS[text]
+        if kind == "word" and text in WORDS:
+            return WORDS[text]
         if text not in ("[", "(", "{") or self._depth >= MAX_DEPTH:
             raise _NoLiteral
         self._depth += 1

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from shoal.types import ToolDelta
+from shoal.pipelines.chat.tools import tool_parser
+from shoal.types import Tool, ToolDelta
 from tests.unit.pipelines.chat.tools.parse_kit import ParsedAnswer, parse_all_ways, parser
 
 PARIS = '{"city": "Paris"}'
@@ -221,6 +222,60 @@ def test_tagged_parameters_have_the_type_of_their_schema(key: str, value: str, e
     parsed = parse_all_ways("hermes", tagged(f"<parameter={key}>{value}</parameter>\n"))
     assert parsed.content == ""
     assert [(name, json.loads(arguments)) for name, arguments in parsed.calls] == [("get_weather", {key: expected})]
+
+
+WHOLE = {"type": "object", "properties": {"k": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "value", "expected"),
+    [
+        ({"allOf": [{"$ref": "#/$defs/count"}], "default": 1}, "5", 5),
+        ({"enum": [1, 2]}, "2", 2),
+        ({"enum": ["1", "2"]}, "2", "2"),
+        ({"const": 3}, "3", 3),
+        ({"$ref": "#/$defs/level"}, "2", 2),
+        ({"anyOf": [{"enum": ["1", "2"]}, {"type": "null"}]}, "1", "1"),
+        ({"anyOf": [{"enum": ["1", "2"]}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"allOf": [{"type": "string"}]}, {"type": "null"}]}, "12", "12"),
+        ({"oneOf": [{"const": "true"}, {"type": "null"}]}, "true", "true"),
+        ({"$ref": "#/$defs/circle"}, "5", 5),
+        ({"anyOf": [{}] * 10_000}, "5", "5"),
+        ({"items": {"type": "integer"}}, "[1, 2]", [1, 2]),
+        ({"additionalProperties": {}}, '{"a": 1}', {"a": 1}),
+        ({"type": "array"}, "['a', None, True]", ["a", None, True]),
+        ({"type": "object"}, "{'a': (1, 2)}", {"a": [1, 2]}),
+        ({"type": "object"}, '{"a": "x\ny"}', {"a": "x\ny"}),
+        ({"type": "array"}, "['a'", "['a'"),
+        ({"type": "array"}, "f('a')", "f('a')"),
+    ],
+)
+def test_tagged_values_have_a_type_that_their_schema_allows(
+    parameters: dict[str, object], value: str, expected: object
+) -> None:
+    shared = {
+        "count": {"type": "integer"},
+        "level": {"enum": [1, 2]},
+        "circle": {"anyOf": [{"$ref": "#/$defs/circle"}, {"type": "integer"}]},
+    }
+    assert read_value({"properties": {"k": parameters}, "$defs": shared}, value) == expected
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"$ref": "#/$defs/whole", "$defs": {"whole": WHOLE}},
+        {"allOf": [{"properties": {"other": {}}}, WHOLE]},
+    ],
+)
+def test_schemas_of_tools_may_refer_to_others(parameters: dict[str, object]) -> None:
+    assert read_value(parameters, "5") == 5
+
+
+def read_value(parameters: dict[str, object], value: str) -> object:
+    reader = tool_parser("hermes", [Tool(name="f", parameters=parameters)])
+    _, deltas = reader.push(tagged(f"<parameter=k>\n{value}\n</parameter>\n", "f"))
+    return json.loads("".join(delta.arguments for delta in deltas))["k"]
 
 
 def test_several_tagged_parameters_and_calls() -> None:
