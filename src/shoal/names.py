@@ -20,7 +20,7 @@ RESERVED = frozenset({"sse", "load", "unload"})
 QUANTIZATION = re.compile(r"(?:ud-)?(?:i?q|tq)\d[a-z0-9_]{0,12}|b?f16|fp16|f32|mxfp4(?:_moe)?", re.IGNORECASE)
 """The quantizations in names of GGUF files: Q4_K_M, IQ4_XS, UD-Q4_K_XL, BF16."""
 
-_GGUF_PART = re.compile(r"(.+)-\d{5}-of-(00\d{3})\.gguf", re.DOTALL)
+_GGUF_PART = re.compile(r"(.+)-\d{5}-of-(?!00000)(00\d{3})\.gguf", re.DOTALL)
 _PART = re.compile(PART)
 _NAME = re.compile(NAME)
 

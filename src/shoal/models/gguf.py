@@ -131,12 +131,28 @@ def read_gguf(path: Path) -> Gguf:
         parts.append(_read_header(path.with_name(name)))
         if _parts(parts[-1]) != count:
             raise parts[-1].refuse(f"must be {count}, as in {path.name}; fetch both again", "split.count")
+    _check_parts(parts)
     return replace(
         made,
         parameters=sum(part.parameters for part in parts),
         vocab_size=max(part.vocab_size for part in parts),
         tensors=tuple(tensor for part in parts for tensor in part.tensors),
     )
+
+
+def _check_parts(parts: list[Gguf]) -> None:
+    """Check that each part has its place, and that they hold every tensor once. Raises ModelFileError."""
+    for number, part in enumerate(parts):
+        if part.metadata.get("split.no", number) != number:
+            raise part.refuse(f"must be {number}: it is another part of the model; fetch it again", "split.no")
+    names = [tensor.name for part in parts for tensor in part.tensors]
+    expected = parts[0].metadata.get("split.tensors.count", len(names))
+    if not len(set(names)) == len(names) == expected:
+        raise parts[0].refuse(
+            f"is {_shorten(expected)}, but the parts hold {len(names)} tensors with {len(set(names))} names: fetch all "
+            "parts again",
+            "split.tensors.count",
+        )
 
 
 def _parts(made: Gguf) -> int:

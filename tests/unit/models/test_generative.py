@@ -114,6 +114,16 @@ class TestChoice:
         with pytest.raises(SourceError, match="not exactly one Q4_K_M"):
             find_generative_graph([*large, *(name.replace("BF16", "F16") for name in large)])
 
+    def test_folders_that_name_the_quantization(self) -> None:
+        """Their files may have equal names; a name that counts no parts is a file of its own."""
+        usual, large = (tuple(f"{name}/m-0000{at}-of-00002.gguf" for at in (1, 2)) for name in ("q4_k_m", "m-Q8_0"))
+        assert find_generative_graph([*large, *usual]) == usual
+        assert find_generative_graph([*large, *usual], "Q8_0") == large
+        assert find_generative_graph([*large, "m-q8_0.gguf"], "Q8_0") == ("m-q8_0.gguf",)
+        top = tuple(f"m-0000{at}-of-00003.gguf" for at in (1, 2, 3))
+        assert find_generative_graph([*usual, *top]) == top
+        assert find_generative_graph(["m-00001-of-00000.gguf"]) == ("m-00001-of-00000.gguf",)
+
     def test_a_quantization(self) -> None:
         """The one that ends a file's name, in any case; projectors of images are not models."""
         names = ["m-Q8_0.gguf", "m-Q4_K_M.gguf", "m.f16.gguf", "mmproj-m-Q8_0.gguf", "m-UD-Q4_K_M.gguf"]
@@ -231,6 +241,10 @@ class TestPrepare:
         entry = stored(store, folder)
         assert entry.graph == folder / parts[0]
         assert entry.size == entry.manifest.size + sum((folder / name).stat().st_size for name in parts)
+        below = tmp_path / "below" / "Q8_0"
+        below.mkdir(parents=True)
+        split_tiny(below)
+        assert stored(store, below.parent).graph == below / parts[0]
         hub.files = {f"Q8_0/{name}": (folder / name).read_bytes() for name in parts}
         hub.lfs = frozenset(hub.files)
         fetched = prepare(parse_address("org/tiny:Q8_0"), store=store, access=Access(hub=hub.url), engine=never)

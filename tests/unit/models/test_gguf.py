@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -140,6 +141,21 @@ class TestHeader:
             read_gguf(parts[0])
         with pytest.raises(ModelFileError, match=r"general\.architecture"):
             read_gguf(parts[2])
+
+    def test_parts_that_do_not_belong_together(self, tmp_path: Path) -> None:
+        """A part in the place of another, and parts that hold a tensor twice."""
+        model = tiny_gguf.model("llama")
+        parts = model.write_parts(tmp_path, "m", 3)
+        own = parts[1].read_bytes()
+        parts[1].write_bytes(parts[2].read_bytes())
+        with pytest.raises(ModelFileError, match=r"m-00002-of-00003\.gguf: split\.no: must be 1"):
+            read_gguf(parts[0])
+        parts[1].write_bytes(own)
+        last = tiny_gguf.Model(model.architecture, model.layers, {}, dict(list(model.tensors.items())[:8]))
+        last.metadata |= {"split.no": np.uint16(2), "split.count": np.uint16(3)}
+        last.write(parts[2])
+        with pytest.raises(ModelFileError, match=r"split\.tensors\.count: is \d+, but the parts hold .* fetch all"):
+            read_gguf(parts[0])
 
     def test_something_else(self, tmp_path: Path) -> None:
         """A web page with this file name."""

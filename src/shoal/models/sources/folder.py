@@ -36,7 +36,9 @@ def resolve(address: Address, *, weights: bool = True) -> Address:
         for name in needed:
             if (path / name).exists():  # a pipe in its place would look like a missing file below
                 _check_plain(address, path, name)
-        if not any((path / name).is_file() for name in needed) and not (weights and any(path.glob("*.gguf"))):
+        if not any((path / name).is_file() for name in needed) and not (
+            weights and any(any(path.glob(each)) for each in ("*.gguf", "*/*-of-*.gguf"))
+        ):
             raise SourceError(f"{address} contains neither {' nor '.join(needed)}: name the model's own folder")
         lines = sorted(_describe(file, path) for file in _walk(path))
     except OSError as error:

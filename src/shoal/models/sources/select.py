@@ -39,7 +39,7 @@ _PROCESSORS = frozenset({"preprocessor_config.json", "processor_config.json"})
 """Files of a repository with open_clip's files whose config.json and model.safetensors are those of transformers.
 Without them, they are timm's, of the image tower alone."""
 
-_GGUF_USUAL = re.compile(r".*q4_k_m\.gguf", re.IGNORECASE)
+_GGUF_USUAL = re.compile(r".*q4_k_m", re.IGNORECASE)
 _PROJECTOR = re.compile("mmproj", re.IGNORECASE)
 """GGUF files beside a model's own, which turn images into its tokens."""
 _GENERATES = "generation_config.json"
@@ -113,7 +113,7 @@ def find_generative_graph(names: Collection[str], form: str = "") -> tuple[str, 
         return ()
     if set(IR) <= set(names):
         return IR
-    chosen = list(models) if len(models) == 1 else [name for name in models if _GGUF_USUAL.fullmatch(name)]
+    chosen = list(models) if len(models) == 1 else _select_form(models, _GGUF_USUAL)
     if models and len(chosen) != 1:
         raise SourceError(
             f"there are {len(models)} GGUF models ({', '.join([*models][:6])}), and not exactly one Q4_K_M: add its "
@@ -124,20 +124,20 @@ def find_generative_graph(names: Collection[str], form: str = "") -> tuple[str, 
 
 
 def _find_gguf(names: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Return the files of each GGUF model, by the name it has or would have as one file. Parts may be in a folder of
-    their own. Raises SourceError if there are only incomplete ones."""
+    """Return the files of each GGUF model, by the path it has or would have as one file. Parts may be in a folder of
+    their own; a model of the same name in the top folder is preferred. Raises SourceError if there are only incomplete
+    ones."""
     models: dict[str, tuple[str, ...]] = {}
     missing: list[str] = []
-    for name in sorted(names, key=lambda each: (len(gguf_parts(each)), each)):  # one file before parts
+    for name in sorted(names, key=lambda each: ("/" in each, len(gguf_parts(each)), each)):  # one file before parts
         if not name.endswith(".gguf") or _PROJECTOR.search(name):
             continue
-        parts = gguf_parts(name)
-        last = PurePosixPath(name).name
-        if name.count("/") > (whole_gguf(last) != last) or whole_gguf(last) in models:
+        parts, whole = gguf_parts(name), whole_gguf(name)
+        if name.count("/") > (whole != name) or models.keys() & {whole, PurePosixPath(whole).name}:
             continue
         missing += (lacking := [part for part in parts if part not in names])
         if not lacking:
-            models[whole_gguf(last)] = tuple(parts)
+            models[whole] = tuple(parts)
     if missing and not models:
         raise SourceError(
             f"{missing[0]} is missing, a part of a split GGUF model: put all its parts into one folder, then "
@@ -146,11 +146,16 @@ def _find_gguf(names: Collection[str]) -> dict[str, tuple[str, ...]]:
     return models
 
 
+def _select_form(models: Iterable[str], ending: re.Pattern[str]) -> list[str]:
+    """Return the models whose file names have this ending; without any, those whose folders do."""
+    paths = {name: PurePosixPath(name) for name in models}
+    files = [name for name, path in paths.items() if ending.fullmatch(path.stem)]
+    return files or [name for name, path in paths.items() if ending.fullmatch(path.parent.name)]
+
+
 def _find_form(models: Mapping[str, tuple[str, ...]], form: str) -> tuple[str, ...]:
-    """Return the files of the GGUF model of this quantization, which ends its name. Raises SourceError if there is no
-    single one."""
-    ending = re.compile(rf"(?:.*[-._])?{re.escape(form)}\.gguf", re.IGNORECASE)
-    found = [name for name in models if ending.fullmatch(name)]
+    """Return the files of the GGUF model of this quantization. Raises SourceError if there is no single one."""
+    found = _select_form(models, re.compile(rf"(?:.*[-._])?{re.escape(form)}", re.IGNORECASE))
     if len(found) != 1:
         listed = ", ".join([*models][:20]) or "no GGUF files in its top folder"
         raise SourceError(f"{len(found)} of its GGUF files are {form}: name another quantization; it has {listed}")
