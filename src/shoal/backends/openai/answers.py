@@ -65,7 +65,7 @@ def read_typed_whole(answer: Answer) -> Usage | None:
         whole = _TYPED_WHOLE.decode(answer.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise invalid_answer_error(NO_OUTPUT if answer.has_json_body else "invalid JSON") from None
-    if whole.output is None and whole.content is None:
+    if not any(bytes(each).startswith(b"[") for each in (whole.output, whole.content)):
         raise find_failure(answer.body, answer.key) or invalid_answer_error(NO_OUTPUT)
     return parse_usage(answer.body)
 

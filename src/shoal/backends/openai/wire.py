@@ -76,10 +76,11 @@ class WholeWire(msgspec.Struct):
 
 
 class TypedWholeWire(msgspec.Struct):
-    """The fields that make a whole answer one: `output` of the Responses API, `content` of Anthropic's Messages."""
+    """The lists that make a whole answer one: `output` of the Responses API, `content` of Anthropic's Messages. Servers
+    may use the other API's field differently, so each may be any JSON."""
 
-    output: list[msgspec.Raw] | None = None
-    content: list[msgspec.Raw] | None = None
+    output: msgspec.Raw = msgspec.Raw(b"null")
+    content: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class ResponseUsageWire(msgspec.Struct):

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.backends.openai.answers import AnswerReader, parse_usage
+from shoal.backends.base.http_answer import Answer
+from shoal.backends.openai.answers import AnswerReader, parse_usage, read_typed_whole
 from shoal.backends.openai.runner import UpstreamOptions, UpstreamRunner
 from shoal.backends.openai.wire import MAX_COUNT
 from shoal.errors import TransportFailed, UpstreamFailed, UpstreamRefused
@@ -398,3 +399,24 @@ class TestUsage:
         assert parse_usage(b'{"usage":{"prompt_tokens":1},"x":' + deep + b"}") is None
         with pytest.raises(UpstreamRefused, match="not match OpenAI's API"):
             list(AnswerReader().read(b'{"choices":' + deep + b"}"))
+
+
+@pytest.mark.parametrize(
+    ("body", "is_answer"),
+    [
+        ({"output": [], "content": "hi"}, True),
+        ({"output": {"x": 1}, "content": [{"type": "text", "text": "x"}]}, True),
+        ({"output": None, "content": "[]"}, False),
+        ({"output": {}}, False),
+    ],
+)
+def test_a_field_that_has_another_meaning_in_the_other_api(body: Any, is_answer: bool) -> None:
+    """An answer of the Responses API or of Anthropic's Messages needs the list of one of them alone."""
+    whole = Answer(
+        200, {"content-type": "application/json"}, json.dumps({**body, "usage": {"input_tokens": 3}}).encode()
+    )
+    if is_answer:
+        assert read_typed_whole(whole) == Usage(prompt_tokens=3)
+    else:
+        with pytest.raises(UpstreamRefused, match="no output"):
+            read_typed_whole(whole)
