@@ -458,9 +458,11 @@ async def test_refusals_of_an_upstream(body: bytes, message: str) -> None:
     error = UpstreamRefused("the server refused", status=400, body=body)
     found = error_of(await serve_chat(FakeRunner(error=error)).call("POST", PATH, ask()))
     assert found == {"type": "invalid_request_error", "message": message}
-    own = b'{"type":"error","error":{"type":"billing_error","message":"x"},"request_id":"theirs"}'
-    passed = await serve_chat(FakeRunner(error=UpstreamRefused("no", status=402, body=own))).call("POST", PATH, ask())
-    assert (passed.status, passed.json()) == (402, orjson.loads(own))
+    for status, kind in ((402, b"billing_error"), (413, b"request_too_large")):
+        own = b'{"type":"error","error":{"type":"%s","message":"x"},"request_id":"theirs"}' % kind
+        runner = FakeRunner(error=UpstreamRefused("no", status=status, body=own))
+        passed = await serve_chat(runner).call("POST", PATH, ask())
+        assert (passed.status, passed.json()) == (status, orjson.loads(own))
 
 
 async def test_models_in_the_form_of_the_api() -> None:

@@ -13,7 +13,7 @@ from shoal.surfaces.anthropic import wire
 
 ENCODE = msgspec.json.Encoder().encode
 _TOO_LONG = re.compile(r"maximum context length|context_length_exceeded|exceed_context_size|prompt is too long")
-_TYPE = re.compile(r"[a-z_]+_error")
+_TYPE = re.compile(r"[a-z_]+_error|request_too_large")
 """Anthropic's types. vLLM writes errors in this format with types of its own, such as BadRequestError."""
 _ANY = msgspec.json.Decoder()
 
