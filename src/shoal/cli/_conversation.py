@@ -19,8 +19,8 @@ QUOTES = '"""'
 COMMANDS = {
     "model": "NAME: switch to another model and keep the conversation; without NAME, list the models",
     "system": "TEXT: set the system message; without TEXT, clear it",
-    "set": "system TEXT, parameter NAME VALUE, format json or FILE, noformat, think, nothink, history, nohistory, "
-    "verbose or quiet: as in Ollama's chat",
+    "set": "system TEXT, parameter NAME VALUE, format json or FILE, noformat, think, nothink, think auto, history, "
+    "nohistory, verbose or quiet: as in Ollama's chat",
     "show": "info, license, modelfile, parameters, system or template: of the model, and what is set",
     "save": "FILE: save the conversation, as the body of a /v1/chat/completions request",
     "load": "FILE: continue a saved conversation",

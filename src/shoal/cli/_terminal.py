@@ -174,8 +174,10 @@ class Terminal:
             self._sampling = msgspec.structs.replace(self._sampling, guide=guide)
             self._note(f"answers are {rest.strip()}" if guide else "answers have no set format")
         elif what in ("think", "nothink"):
-            self._think = what == "think"
-            self._note(f"reasoning is {'on' if self._think else 'off'}, if the model has such a switch")
+            automatic = what == "think" and rest.strip() == "auto"
+            self._think = None if automatic else what == "think"
+            state = "as the model has it" if automatic else "on" if self._think else "off"
+            self._note(f"reasoning is {state}" + ("" if automatic else ", if the model has such a switch"))
         elif what in ("history", "nohistory"):
             if self._keep_lines is None:
                 raise SetupError("this terminal keeps no history of lines")
@@ -183,8 +185,8 @@ class Terminal:
             self._note("the next lines are kept for the arrow keys" if what == "history" else "lines are not kept")
         else:
             raise SetupError(
-                "write /set system TEXT, parameter NAME VALUE, format json or FILE, noformat, think, nothink, history, "
-                "nohistory, verbose or quiet"
+                "write /set system TEXT, parameter NAME VALUE, format json or FILE, noformat, think, nothink, "
+                "think auto, history, nohistory, verbose or quiet"
             )
 
     def _show_setting(self, what: str) -> None:

@@ -356,9 +356,10 @@ def test_the_format_of_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_reasoning_on_and_off() -> None:
     """Where it is off, it is not shown either, whatever the model does."""
     script = Script(Chunk(reasoning="Hm."), Chunk(text="Yes."))
-    shown, _ = talk(script, "a", "/set nothink", "b", "/set think", "c")
-    assert script.thinks == [None, False, True]
-    assert shown.count("Hm.\n\nYes.") == 2 and shown.count("Yes.") == 3
+    shown, _ = talk(script, "a", "/set nothink", "b", "/set think", "c", "/set think auto", "d")
+    assert script.thinks == [None, False, True, None]
+    assert shown.count("Hm.\n\nYes.") == 3 and shown.count("Yes.") == 4
+    assert "reasoning is as the model has it\n" in shown
 
 
 def test_lines_that_are_not_kept() -> None:
