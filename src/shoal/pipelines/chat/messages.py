@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from shoal.pipelines.chat.tools.phi4 import CLOSE, OPEN
+from msgspec import structs
+
+from shoal.pipelines.chat.tools import hermes, phi4
 from shoal.types import Message, Tool, ToolCall
 
 
@@ -16,7 +18,8 @@ class Form:
     """The message form a template expects. `parts`: whether it reads content parts "never", "also", or "only". `empty`:
     the content of a turn that only calls tools. `json_arguments`: a call's arguments are JSON text, not an object.
     `developer`, `function`: it knows these roles. `later_instructions`: it shows those behind the first
-    message. `tools_in_system`: it shows tools as a text of the system message, and calls as text only."""
+    message. `tools_in_system`: it shows tools as a text of the system message. `calls_as_text`: it shows calls only as
+    part of the content, in the format of this parser."""
 
     parts: Literal["never", "also", "only"] = "never"
     empty: str | None = ""
@@ -25,6 +28,7 @@ class Form:
     function: bool = False
     later_instructions: bool = False
     tools_in_system: bool = False
+    calls_as_text: Literal["hermes", "phi4"] | None = None
 
 
 def text_of(message: Message) -> str | None:
@@ -45,11 +49,13 @@ def as_dicts(messages: Sequence[Message], form: Form, tools: Sequence[Tool] = ()
     if tools and form.tools_in_system:
         if not made or made[0]["role"] != "system":
             made.insert(0, {"role": "system", "content": ""})
-        made[0]["tools"] = json.dumps([_function(tool) for tool in tools], ensure_ascii=False)
+        made[0]["tools"] = json.dumps(functions_as_dicts(tools), ensure_ascii=False)
     return made
 
 
 def _as_dict(message: Message, form: Form, names: Mapping[str, str]) -> dict[str, Any]:
+    if message.tool_calls and form.calls_as_text:
+        message = structs.replace(message, content=_write_calls(message, form), tool_calls=[])
     made: dict[str, Any] = {"role": _role(message.role, form), "content": _content(message, form)}
     name = message.name
     if message.tool_call_id is not None:
@@ -58,12 +64,7 @@ def _as_dict(message: Message, form: Form, names: Mapping[str, str]) -> dict[str
     if name is not None:
         made["name"] = name
     if message.tool_calls:
-        calls = [_call(call, form) for call in message.tool_calls]
-        if form.tools_in_system:
-            text = json.dumps([call["function"] for call in calls], ensure_ascii=False)
-            made["content"] = f"{text_of(message) or ''}{OPEN}{text}{CLOSE}"
-        else:
-            made["tool_calls"] = calls
+        made["tool_calls"] = [_call(call, form) for call in message.tool_calls]
     if message.reasoning is not None:
         made["reasoning_content"] = message.reasoning
     return made
@@ -88,6 +89,16 @@ def _content(message: Message, form: Form) -> str | list[dict[str, str]] | None:
     return text_of(message)
 
 
+def _write_calls(message: Message, form: Form) -> str:
+    """Return the content with the calls behind it, as the model writes them."""
+    text = text_of(message) or ""
+    calls = [json.dumps(_call(call, form)["function"], ensure_ascii=False) for call in message.tool_calls]
+    if form.calls_as_text == "hermes":
+        return "\n".join(filter(None, (text, *(f"{hermes.OPEN}\n{call}\n{hermes.CLOSE}" for call in calls))))
+    end = phi4.CLOSE if form.tools_in_system else ""  # Granite has no end marker
+    return f"{text}{phi4.OPEN}[{', '.join(calls)}]{end}"
+
+
 def _call(call: ToolCall, form: Form) -> dict[str, Any]:
     arguments: Any = call.arguments
     if not form.json_arguments:
@@ -96,6 +107,11 @@ def _call(call: ToolCall, form: Form) -> dict[str, Any]:
         except (ValueError, RecursionError):
             arguments = call.arguments  # return badly formed arguments to the model unchanged
     return {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": arguments}}
+
+
+def functions_as_dicts(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Convert tools to dicts of their functions alone, as SmolLM3's `xml_tools` are."""
+    return [_function(tool) for tool in tools]
 
 
 def tools_as_dicts(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:

@@ -15,13 +15,15 @@ from msgspec import structs
 
 from shoal.errors import ConfigError, InvalidValue
 from shoal.pipelines.chat import bounds, jinja
-from shoal.pipelines.chat.messages import Form, as_dicts, text_of, tools_as_dicts
+from shoal.pipelines.chat.messages import Form, as_dicts, functions_as_dicts, text_of, tools_as_dicts
 from shoal.pipelines.chat.tools import ParserKind, detect
 from shoal.pipelines.chat.turns import INSTRUCTIONS, fold_instructions
 from shoal.types import Message, Part, Tool, ToolCall
 
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 """Variables that a request sets through its own fields."""
+_XML_TOOLS = "xml_tools"
+"""SmolLM3's name for `tools`."""
 _PROBE = "shoalprobe"
 _FIRST = "shoalfirst"
 _ANSWER = "shoalanswer"
@@ -51,8 +53,10 @@ class ChatTemplate:
             raise ConfigError(f"the chat template is not valid Jinja: {error}") from error
         names = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "load"}
         self.parser: ParserKind | None = detect(source)
-        self.form = self._probe("tools" not in names)
-        self.mentions_tools = "tools" in names or self.form.tools_in_system
+        self._xml_tools = "tools" not in names and _XML_TOOLS in names
+        shows_tools = "tools" in names or self._xml_tools
+        self.form = self._probe(not shows_tools)
+        self.mentions_tools = shows_tools or self.form.tools_in_system
 
     def render(
         self,
@@ -95,6 +99,8 @@ class ChatTemplate:
 
     def _variables(self, tools: Sequence[Tool], prompt: bool, more: Mapping[str, Any] | None) -> dict[str, Any]:
         variables: dict[str, Any] = {"documents": None, **self._special, **(more or {})}
+        if self._xml_tools and tools:
+            variables[_XML_TOOLS] = functions_as_dicts(tools)
         return variables | {"tools": tools_as_dicts(tools), "add_generation_prompt": prompt}
 
     def _probe(self, without_tools: bool) -> Form:
@@ -105,13 +111,13 @@ class ChatTemplate:
         if parts is not None and _PROBE in parts and "'text'" not in parts and '"text"' not in parts:
             form = replace(form, parts="also") if whole is not None and _PROBE in whole else parted
         if without_tools and self.parser == "phi4":
-            inner = replace(form, tools_in_system=True)
+            inner = replace(form, tools_in_system=True, calls_as_text="phi4")
             shown = self._try_render([Message(role="user", content=_PROBE)], inner, [_TOOL])
             form = inner if shown and f'"{_TOOL.name}"' in shown else form
-        form = self._probe_calls(form)
+        form = self._probe_calls(form, without_tools)
         return replace(form, later_instructions=all(self._shows_later(role, form) for role in INSTRUCTIONS))
 
-    def _probe_calls(self, form: Form) -> Form:
+    def _probe_calls(self, form: Form, without_tools: bool) -> Form:
         for json_arguments in (False, True):
             bare = replace(form, json_arguments=json_arguments, empty=None)
             filled = replace(bare, empty="")
@@ -120,6 +126,9 @@ class ChatTemplate:
                 return bare
             if blank is not None:
                 return filled
+        if self.parser in ("hermes", "phi4") and not without_tools:
+            written = replace(form, calls_as_text=self.parser)
+            return written if self._render_call_probe(written) is not None else form
         return form
 
     def _shows_later(self, role: str, form: Form) -> bool:

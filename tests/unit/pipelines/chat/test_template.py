@@ -151,6 +151,26 @@ def test_tools_within_the_system_message() -> None:
     assert template(PHI4).parser == "phi4"
 
 
+def test_calls_that_are_shown_as_content_only() -> None:
+    """SmolLM3's template takes tools as `xml_tools`; neither it nor Granite's shows the calls of earlier messages."""
+    turns = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    smollm = (
+        "{% if xml_tools %}{% for tool in xml_tools[:] %}{{ tool | string }}{% endfor %}<tool_call>{% endif %}" + turns
+    )
+    granite = "{% if tools %}{{ tools | tojson }}<|tool_call|>{% endif %}" + turns
+    called = structs.replace(CALLED[1], tool_calls=CALLED[1].tool_calls * 2, content="Well.")
+    call = '{"name": "get_weather", "arguments": {"city": "Köln"}}'
+    text = rendered(smollm, CALLED[0], called, CALLED[2], tools=[WEATHER])
+    assert text.startswith("{'name': 'get_weather', 'description': 'The wéather <now> & here', 'parameters'")
+    each = f"<tool_call>\n{call}\n</tool_call>"
+    assert f"<assistant>Well.\n{each}\n{each}<tool>21 degrees" in text
+    assert template(smollm).mentions_tools
+    assert rendered(smollm, HI, variables={"xml_tools": ["mine"]}).startswith("mine<tool_call>")
+    assert f"<assistant>Well.<|tool_call|>[{call}, {call}]<tool>" in rendered(
+        granite, called, CALLED[2], tools=[WEATHER]
+    )
+
+
 def test_template_features_are_detected() -> None:
     assert template(QWEN).form == Form(parts="never", empty=None, later_instructions=True)
     assert template(DEEPSEEK).form == Form(parts="never", empty=None, json_arguments=True)
