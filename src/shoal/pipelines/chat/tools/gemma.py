@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from shoal.pipelines.chat.tools.call_object import MAX_NAME
+from shoal.pipelines.chat.tools.literals import WORDS
 from shoal.pipelines.chat.tools.reader import WORD, Reader, begins, overlap
 from shoal.pipelines.chat.tools.result_collector import BLANKS, DeltaCollector
 from shoal.types import Tool
@@ -118,7 +119,8 @@ class GemmaParser(Reader):
 
 
 def _to_json(text: str, quote: str) -> str | None:
-    """Return arguments as the JSON text of an object; None if they are not one. A word that is not JSON is a string."""
+    """Return arguments as the JSON text of an object; None if they are not one. A word that is neither JSON nor
+    Python's, as Gemma 4's template writes null, is a string."""
     parts: list[str] = []
     for number, part in enumerate(text.split(quote) if quote else [text]):
         if number % 2:
@@ -126,7 +128,8 @@ def _to_json(text: str, quote: str) -> str | None:
             continue
         tokens = [token.strip(BLANKS) for token in _TOKENS.findall(part)]
         tokens = [token for token in tokens if token]
-        for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
+        for word, following in zip(tokens, [*tokens[1:], ""], strict=True):
+            token = word if following == ":" else WORDS.get(word, word)
             bare = token in "{}[],:" or (following != ":" and _is_scalar(token))
             parts.append(token + (" " if token in ",:" else "") if bare else _quote_json(token))
     made = "".join(parts)

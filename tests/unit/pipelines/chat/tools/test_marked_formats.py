@@ -39,6 +39,11 @@ ONE = ("get_weather", PARIS)
         ("gemma", '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>', ParsedAnswer("", [ONE])),
         (
             "gemma",
+            f"{GEMMA}f{{a:None,b:[True, False],None:<escape>None<escape>}}",
+            ParsedAnswer("", [("f", '{"a": null, "b": [true, false], "None": "None"}')]),
+        ),
+        (
+            "gemma",
             f"See.{GEMMA}now{{}}<end_function_call>{GEMMA}f{{a:[1,-2.5,true,null,x],<escape>b c<escape>:{{d:<escape>}}"
             '"<escape>}}<end_function_call>\nSo.',
             ParsedAnswer(
