@@ -33,6 +33,7 @@ class DeepSeekParser(Reader):
         self._extent = Extent()
         self._name: list[str] = []
         self._then: Step = self._behind_head
+        self._in_code = False
 
     def _between_calls(self) -> bool:
         return self._step == self._read_closing
@@ -59,6 +60,7 @@ class DeepSeekParser(Reader):
 
     def _begin_name(self, then: Step) -> None:
         self._name, self._then, self._step = [], then, self._read_name
+        self._in_code = False
 
     def _read_name(self, text: str, at: int) -> int | None:
         """Read the type of a call or its name."""
@@ -107,6 +109,7 @@ class DeepSeekParser(Reader):
             self._give_back()
             return at
         self._out.hold_back(mark)
+        self._in_code = True
         return at + len(mark)
 
     def _begin_arguments(self) -> None:
@@ -124,13 +127,15 @@ class DeepSeekParser(Reader):
         after = self._skip(text, at)
         if after > at:
             return after
-        mark = begins(text, at, (CLOSE_CODE, CLOSE_CALL, CLOSE, OPEN_CALL))
+        marks = (CLOSE_CALL, CLOSE, OPEN_CALL)
+        mark = begins(text, at, (CLOSE_CODE, *marks) if self._in_code else marks)
         if mark is None:
             return None
         if not mark:
             self._give_back()
             return at
         self._out.drop()
+        self._in_code = False
         if mark == OPEN_CALL:
             self._out.hold_back(mark)
             self._begin_name(self._behind_head)
