@@ -18,6 +18,7 @@ from shoal.pipelines.chat.tools.llama3 import Llama3Parser
 from shoal.pipelines.chat.tools.mistral import MistralParser
 from shoal.pipelines.chat.tools.phi4 import Phi4Parser
 from shoal.pipelines.chat.tools.pythonic import PythonicParser
+from shoal.pipelines.chat.tools.qwen import FUNCTION
 from shoal.pipelines.chat.tools.reader import Reader
 from shoal.pipelines.chat.tools.result_collector import DeltaCollector, call_id, short_call_id
 from shoal.types import Tool, ToolDelta
@@ -76,9 +77,10 @@ _SHOWN: dict[ParserKind, tuple[str, ...]] = {
 }
 """Texts that only templates of one format have."""
 
-_FOREIGN = ("<arg_key>", "<steptml:")
-"""Markers of GLM's and Step's own formats inside `<tool_call>`."""
+_FOREIGN = ("<arg_key>", "<steptml:", "<invoke name=", "<tool_calls>[")
+"""Markers of the formats of GLM, Step, MiniMax and Apriel, whose templates have `<tool_call>` too."""
 
+_LFM = ("<|tool_call_start|>", "<|tool_list_start|>", "List of tools: [")
 _PYTHON_CALL = re.compile(r"\[\s*\w+\(\w+\s*=")
 _LLAMA_JSON = re.compile(r"""\{\\?"name\\?": function name, \\?"parameters""")
 
@@ -90,8 +92,10 @@ def detect(template: str) -> ParserKind | None:
             return kind
     if "<tool_call>" in template:
         return None if any(mark in template for mark in _FOREIGN) else "hermes"
-    if _PYTHON_CALL.search(template) or "<|tool_call_start|>" in template:
+    if _PYTHON_CALL.search(template) or any(mark in template for mark in _LFM):
         return "pythonic"
+    if FUNCTION in template:  # Functionary's `<function=NAME>{...}`, beside a tag of Llama
+        return None
     if "<|python_tag|>" in template or _LLAMA_JSON.search(template):
         return "llama3"
     return None

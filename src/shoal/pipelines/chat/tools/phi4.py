@@ -6,6 +6,7 @@ Source of the format: Microsoft's model card and chat templates of Phi-4-mini, I
 
 from __future__ import annotations
 
+from shoal.pipelines.chat.tools import hermes
 from shoal.pipelines.chat.tools.call_object import ObjectListReader
 
 OPEN = "<|tool_call|>"
@@ -14,8 +15,9 @@ WORD = "functools"
 
 
 class Phi4Parser(ObjectListReader):
-    """Parses an array of objects or one object after each marker. Granite has no end marker."""
+    """Parses an array of objects or one object after each marker. Granite has no end marker, and version 3.1 writes
+    Hermes's tag in place of its template's."""
 
-    _marks = (OPEN, WORD)
-    _closes = (CLOSE,)
+    _marks = (OPEN, WORD, hermes.OPEN)
+    _closes = (CLOSE, hermes.CLOSE)
     markup = (OPEN, CLOSE)

@@ -36,6 +36,8 @@ ONE = ("get_weather", PARIS)
         ("phi4", f"<|tool_call|>[{OBJECT}]<|/tool_call|>", ParsedAnswer("", [ONE])),
         ("phi4", f"Well. <|tool_call|>[{OBJECT}, {OBJECT}]<|/tool_call|> So.", ParsedAnswer("Well. So.", [ONE] * 2)),
         ("phi4", f"<|tool_call|>{OBJECT}<|/tool_call|><|tool_call|>{OBJECT}", ParsedAnswer("", [ONE] * 2)),
+        ("phi4", f"<tool_call>[{OBJECT}, {OBJECT}]", ParsedAnswer("", [ONE] * 2)),
+        ("phi4", f"<tool_call>[{OBJECT}]</tool_call> So.", ParsedAnswer("So.", [ONE])),
         ("phi4", f"functools[{OBJECT}]", ParsedAnswer("", [ONE])),
         ("phi4", f"<|tool_call|>[{OBJECT}", ParsedAnswer("", [ONE])),
         ("gemma", f"{GEMMA}get_weather{{city:<escape>Paris<escape>}}<end_function_call>", ParsedAnswer("", [ONE])),
