@@ -6,11 +6,9 @@ import json
 import re
 from collections.abc import Container, Sequence
 
-from shoal.pipelines.chat.tools.reader import BLANK_RUN, SEPARATORS, CallReader, begins
+from shoal.pipelines.chat.tools.reader import BLANK_RUN, MAX_NAME, SEPARATORS, CallReader, begins
 from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 from shoal.types import Tool
-
-MAX_NAME = 256
 
 _BRACKET_OR_QUOTE = {"": re.compile(r"[\"{}\[\]]"), "'": re.compile(r"[\"'{}\[\]()]")}
 _END_OR_ESCAPE = {'"': re.compile(r"[\"\\]"), "'": re.compile(r"['\\]")}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.pipelines.chat.tools.call_object import MAX_NAME, Extent
-from shoal.pipelines.chat.tools.reader import WORD, Reader, Step, begins
+from shoal.pipelines.chat.tools.call_object import Extent
+from shoal.pipelines.chat.tools.reader import Reader, Step, begins
 from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 from shoal.types import Tool
 
@@ -64,10 +64,10 @@ class DeepSeekParser(Reader):
 
     def _read_name(self, text: str, at: int) -> int | None:
         """Read the type of a call or its name."""
-        after = self._skip(text, at, WORD)
+        after = self._skip(text, at, self._word)
         self._name.append(text[at:after])
         if after < len(text):
-            if 0 < sum(map(len, self._name)) <= MAX_NAME:
+            if self._to_name(self._name):
                 self._step = self._then
             else:
                 self._give_back()
@@ -113,7 +113,7 @@ class DeepSeekParser(Reader):
         return at + len(mark)
 
     def _begin_arguments(self) -> None:
-        self._out.begin("".join(self._name))
+        self._out.begin(self._to_name(self._name))
         self._extent, self._step = Extent(), self._read_arguments
 
     def _read_arguments(self, text: str, at: int) -> int | None:

@@ -10,9 +10,8 @@ import json
 import re
 from collections.abc import Sequence
 
-from shoal.pipelines.chat.tools.call_object import MAX_NAME
 from shoal.pipelines.chat.tools.literals import WORDS
-from shoal.pipelines.chat.tools.reader import WORD, Reader, begins, overlap
+from shoal.pipelines.chat.tools.reader import Reader, begins, overlap
 from shoal.pipelines.chat.tools.result_collector import BLANKS, DeltaCollector
 from shoal.types import Tool
 
@@ -58,11 +57,11 @@ class GemmaParser(Reader):
         return at + len(mark)
 
     def _read_name(self, text: str, at: int) -> int | None:
-        after = self._skip(text, at, WORD)
+        after = self._skip(text, at, self._word)
         self._name.append(text[at:after])
         if after == len(text):
             return after
-        if text[after] != "{" or not 0 < sum(map(len, self._name)) <= MAX_NAME:
+        if text[after] != "{" or not self._to_name(self._name):
             self._give_back()
             return after
         self._quote, self._quoted, self._depth, self._arguments = "", False, 0, []
@@ -99,7 +98,7 @@ class GemmaParser(Reader):
         if found is None:
             self._give_back()
             return
-        self._out.begin("".join(self._name))
+        self._out.begin(self._to_name(self._name))
         self._out.arguments(found)
         self._step = self._read_closing
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.pipelines.chat.tools.call_object import MAX_NAME, Extent, ObjectListReader
+from shoal.pipelines.chat.tools.call_object import Extent, ObjectListReader
 from shoal.pipelines.chat.tools.reader import WORD, begins
 from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 from shoal.types import Tool
@@ -36,10 +36,10 @@ class MistralParser(ObjectListReader):
         return at
 
     def _read_name(self, text: str, at: int) -> int | None:
-        after = self._skip(text, at, WORD)
+        after = self._skip(text, at, self._word)
         self._name.append(text[at:after])
         if after < len(text):
-            if 0 < sum(map(len, self._name)) <= MAX_NAME:
+            if self._to_name(self._name):
                 self._step = self._behind_name
             else:
                 self._give_back()
@@ -51,7 +51,7 @@ class MistralParser(ObjectListReader):
         if after > at:
             return after
         if text[at] == "{":
-            self._out.begin("".join(self._name))
+            self._out.begin(self._to_name(self._name))
             self._extent, self._step = Extent(), self._arguments
             return at
         mark = begins(text, at, (ARGS, CALL_ID))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from shoal.pipelines.chat.tools.call_object import MAX_NAME, Extent
+from shoal.pipelines.chat.tools.call_object import Extent
 from shoal.pipelines.chat.tools.literals import arguments_json
-from shoal.pipelines.chat.tools.reader import SEPARATORS, WORD, Reader, begins
+from shoal.pipelines.chat.tools.reader import MAX_NAME, SEPARATORS, WORD, Reader, begins
 from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 from shoal.types import Tool
 

@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 from types import NoneType
 from typing import Any, NoReturn
 
-from shoal.pipelines.chat.tools.call_object import MAX_NAME
 from shoal.pipelines.chat.tools.literals import WORDS, value_json
-from shoal.pipelines.chat.tools.reader import BLANK_RUN, begins, overlap
+from shoal.pipelines.chat.tools.reader import BLANK_RUN, MAX_NAME, begins, overlap
 from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 from shoal.types import Tool
 

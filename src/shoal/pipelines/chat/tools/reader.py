@@ -10,11 +10,15 @@ from typing import Protocol, TypeAlias
 from shoal.pipelines.chat.tools.result_collector import MAX_BEGUN, DeltaCollector
 from shoal.types import Tool, ToolDelta
 
+MAX_NAME = 256
+
 Step: TypeAlias = Callable[[str, int], int | None]
 
 BLANK_RUN = re.compile(r"[ \t\r\n]*")
 SEPARATORS = re.compile(r"[ \t\r\n,]*")
 WORD = re.compile(r"[\w.-]*")
+_BEHIND_NAMES = frozenset("[{<")
+"""Characters that end a name in every format, even if an offered name has them."""
 
 
 def overlap(text: str, start: int, marks: tuple[str, ...]) -> int:
@@ -46,7 +50,8 @@ class Reader(ABC):
     by where a fragment ends, so the result does not depend on the fragments either.
 
     `_marks`: markers that begin a call within content; `_read_opening` reads the text after one. `markup`: all markers
-    of the format. `_tools`: the offered tools by name.
+    of the format. `_tools`: the offered tools by name. `_word`: a run of characters of names, including those of the
+    offered tools.
     """
 
     _marks: tuple[str, ...] = ()
@@ -55,6 +60,8 @@ class Reader(ABC):
     def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
         self._out = out
         self._tools = {tool.name: tool for tool in tools}
+        unusual = sorted({char for name in self._tools for char in name if char.isprintable()} - _BEHIND_NAMES)
+        self._word = re.compile(rf"[\w.\-{re.escape(''.join(unusual))}]*")
         self._pending = ""
         self._step: Step = self._content
         self._pattern = re.compile("|".join(map(re.escape, self._marks)))
@@ -121,6 +128,12 @@ class Reader(ABC):
         """Release the text held back as content, and continue with content."""
         self._out.give_back()
         self._step = self._content
+
+    def _to_name(self, parts: Sequence[str]) -> str:
+        """Return the name that the text read is; "" if it is none. A name with other characters than those of WORD must
+        have been offered."""
+        name = "".join(parts).strip(" ")
+        return name if len(name) <= MAX_NAME and (WORD.fullmatch(name) or name in self._tools) else ""
 
     def _skip(self, text: str, at: int, pattern: re.Pattern[str] = BLANK_RUN) -> int:
         """Skip blanks, or whatever the pattern matches, and hold them back."""

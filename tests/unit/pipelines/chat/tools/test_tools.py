@@ -100,3 +100,24 @@ def test_marks_identify_the_format(kind: ParserKind) -> None:
     special_texts = marks(kind)
     assert len(special_texts) >= 2
     assert all(mark[0] in "<[" and mark[-1] in ">]" for mark in special_texts)
+
+
+@pytest.mark.parametrize("name", ["a/b", "my tool", "a:b", "gr\xfc\xdfe-]^", "get_weather"])
+@pytest.mark.parametrize("spaced", ["", " "])
+def test_offered_names_may_have_any_characters(name: str, spaced: str) -> None:
+    tools = [Tool(name=name)]
+    calls: dict[ParserKind, str] = {
+        "mistral": f"[TOOL_CALLS]{name}{spaced}[ARGS]{{}}",
+        "deepseek": f"<\uff5ctool\u2581call\u2581begin\uff5c>{name}<\uff5ctool\u2581sep\uff5c>{spaced}{{}}",
+        "gemma": f"<|tool_call>call:{name}{{}}",
+    }
+    for kind, text in calls.items():
+        reader = tool_parser(kind, tools)
+        content, deltas = reader.push("")
+        for char in text:
+            more, found = reader.push(char)
+            content, deltas = content + more, [*deltas, *found]
+        assert (content, deltas[0].name, deltas[1].arguments[0]) == ("", name, "{")
+        other = text.replace(name, f"{name} and {name}")
+        content, deltas = tool_parser(kind, tools).push(other)
+        assert (content, deltas) == (other, [])
