@@ -174,7 +174,7 @@ docs: setup $(DOCS)/.installed
 	mkdir -p build/pages
 	tar --exclude __pycache__ -cf - LICENSE *.md docs bench deploy examples | tar -xf - -C build/pages
 	NO_COLOR=1 $(DOCS)/bin/zensical build --strict
-	$(PYTEST) $(ARGS) tests/site
+	@$(call tried,$@,$(ARGS) tests/site)
 
 # After a change of deploy/helm.
 chart: setup $(HELM)

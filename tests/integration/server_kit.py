@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import pytest
 
 LISTENING = re.compile(r"listening on http://[^:]+:(\d+)")
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 @dataclass(frozen=True, slots=True)

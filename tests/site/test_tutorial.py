@@ -8,7 +8,7 @@ from tests.integration.documentation_kit import NewReader, environ, reader
 
 __all__ = ["environ", "reader"]  # pytest finds fixtures by name in this module
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_the_readme(reader: NewReader) -> None:
