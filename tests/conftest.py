@@ -111,4 +111,6 @@ def _block_buster() -> BlockBuster:
     guard = BlockBuster("shoal")
     # The start of a process blocks anyway, whoever starts it, until the program is executed.
     guard.functions["os.read"].can_block_in("subprocess.py", {"_execute_child"})
+    # gRPC joins its own thread once its last channel is collected, in whatever runs then.
+    guard.functions["threading.Lock.acquire"].can_block_in("threading.py", {"_wait_for_tstate_lock"})
     return guard
