@@ -118,7 +118,7 @@ def test_responses(client: openai.OpenAI) -> None:
     assert final_call.name == "add"
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model="fake", input="x", previous_response_id="resp_1")
-    assert (caught.value.param, caught.value.code) == ("previous_response_id", "unsupported_parameter")
+    assert (caught.value.param, caught.value.code) == ("previous_response_id", "invalid_value")
 
 
 def test_errors(client: openai.OpenAI) -> None:
