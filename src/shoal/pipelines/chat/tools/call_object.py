@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from abc import abstractmethod
 from collections.abc import Container, Sequence
 
-from shoal.pipelines.chat.tools.reader import BLANK_RUN, MAX_NAME, SEPARATORS, CallReader, begins
+from shoal.pipelines.chat.tools.reader import BLANK_RUN, MAX_NAME, SEPARATORS, CallReader, NameReader
 from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 from shoal.types import Tool
 
@@ -219,12 +220,7 @@ class CallObject:
 
 
 class ObjectListReader(CallReader):
-    """A reader of formats with an array of call objects, or one object, after each marker.
-
-    `_closes`: markers that may end the calls of one marker.
-    """
-
-    _closes: tuple[str, ...] = ()
+    """A reader of formats with an array of call objects, or one object, after each marker."""
 
     def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
         super().__init__(out, tools)
@@ -279,19 +275,28 @@ class ObjectListReader(CallReader):
     def _end_list(self) -> None:
         self._step = self._read_closing if self._closes else self._content
 
-    def _read_closing(self, text: str, at: int) -> int | None:
-        after = self._skip(text, at)
-        if after > at:
-            return after
-        mark = begins(text, at, self._closes)
-        if mark is None:
-            return None
-        if mark:
-            self._out.drop()
-            self._step = self._content
-            return at + len(mark)
-        self._give_back()
-        return at
+
+class NamedCallReader(NameReader):
+    """A reader of formats in which the JSON object of a call's arguments follows its name."""
+
+    def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
+        super().__init__(out, tools)
+        self._extent = Extent()
+
+    def _begin_arguments(self) -> None:
+        self._out.begin(self._to_name(self._name))
+        self._extent, self._step = Extent(), self._read_arguments
+
+    def _read_arguments(self, text: str, at: int) -> int | None:
+        after = self._extent.read(text, at)
+        self._out.arguments(text[at:after])
+        if self._extent.ended:
+            self._end_arguments()
+        return after
+
+    @abstractmethod
+    def _end_arguments(self) -> None:
+        """Set the step after the arguments."""
 
 
 def _decode_string(text: str) -> str | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.pipelines.chat.tools.call_object import Extent
-from shoal.pipelines.chat.tools.reader import Reader, Step, begins
+from shoal.pipelines.chat.tools.call_object import NamedCallReader
+from shoal.pipelines.chat.tools.reader import begins
 from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 from shoal.types import Tool
 
@@ -22,7 +22,7 @@ OPEN_CODE = "```json"
 CLOSE_CODE = "```"
 
 
-class DeepSeekParser(Reader):
+class DeepSeekParser(NamedCallReader):
     """Parses calls between markers. Tolerates missing markers around the list, and a missing one after a call."""
 
     _marks = (OPEN, OPEN_CALL)
@@ -30,9 +30,6 @@ class DeepSeekParser(Reader):
 
     def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
         super().__init__(out, tools)
-        self._extent = Extent()
-        self._name: list[str] = []
-        self._then: Step = self._behind_head
         self._in_code = False
 
     def _between_calls(self) -> bool:
@@ -48,41 +45,17 @@ class DeepSeekParser(Reader):
         after = self._skip(text, at)
         if after > at:
             return after
-        mark = begins(text, at, (OPEN_CALL,))
-        if mark is None:
-            return None
-        if not mark:
-            self._give_back()
-            return at
-        self._out.hold_back(mark)
-        self._begin_name(self._behind_head)
-        return at + len(mark)
-
-    def _begin_name(self, then: Step) -> None:
-        self._name, self._then, self._step = [], then, self._read_name
-        self._in_code = False
-
-    def _read_name(self, text: str, at: int) -> int | None:
-        """Read the type of a call or its name."""
-        after = self._skip(text, at, self._word)
-        self._name.append(text[at:after])
-        if after < len(text):
-            if self._to_name(self._name):
-                self._step = self._then
-            else:
-                self._give_back()
-        return after
+        mark = self._hold_mark(text, at, (OPEN_CALL,))
+        if mark:
+            self._begin_name(self._behind_head)
+        return None if mark is None else at + len(mark)
 
     def _behind_head(self, text: str, at: int) -> int | None:
-        mark = begins(text, at, (SEPARATOR,))
-        if mark is None:
-            return None
-        if not mark:
-            self._give_back()
-            return at
-        self._out.hold_back(mark)
-        self._step = self._behind_separator
-        return at + len(mark)
+        mark = self._hold_mark(text, at, (SEPARATOR,))
+        if mark:
+            self._in_code = False
+            self._step = self._behind_separator
+        return None if mark is None else at + len(mark)
 
     def _behind_separator(self, text: str, at: int) -> int | None:
         """Read arguments; if a word comes first, that is the name."""
@@ -102,26 +75,13 @@ class DeepSeekParser(Reader):
         if text[at] == "{":
             self._begin_arguments()
             return at
-        mark = begins(text, at, (OPEN_CODE,))
-        if mark is None:
-            return None
-        if not mark:
-            self._give_back()
-            return at
-        self._out.hold_back(mark)
-        self._in_code = True
-        return at + len(mark)
+        mark = self._hold_mark(text, at, (OPEN_CODE,))
+        if mark:
+            self._in_code = True
+        return None if mark is None else at + len(mark)
 
-    def _begin_arguments(self) -> None:
-        self._out.begin(self._to_name(self._name))
-        self._extent, self._step = Extent(), self._read_arguments
-
-    def _read_arguments(self, text: str, at: int) -> int | None:
-        after = self._extent.read(text, at)
-        self._out.arguments(text[at:after])
-        if self._extent.ended:
-            self._step = self._read_closing
-        return after
+    def _end_arguments(self) -> None:
+        self._step = self._read_closing
 
     def _read_closing(self, text: str, at: int) -> int | None:
         after = self._skip(text, at)

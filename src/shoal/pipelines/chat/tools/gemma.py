@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from shoal.pipelines.chat.tools.literals import WORDS
-from shoal.pipelines.chat.tools.reader import Reader, begins, overlap
+from shoal.pipelines.chat.tools.reader import NameReader, overlap
 from shoal.pipelines.chat.tools.result_collector import BLANKS, DeltaCollector
 from shoal.types import Tool
 
@@ -26,11 +26,12 @@ _OUTSIDE = {quote: re.compile(f"{_BRACKETS}|{re.escape(quote)}") for quote in QU
 _OUTSIDE[""] = re.compile("|".join([_BRACKETS, *map(re.escape, QUOTES)]))
 
 
-class GemmaParser(Reader):
+class GemmaParser(NameReader):
     """Parses one call after each marker. A call is emitted once its arguments are complete, since their JSON is built
     from them. Tolerates a missing end marker."""
 
     _marks = OPEN
+    _closes = CLOSE
     markup = (*OPEN, *CLOSE, *QUOTES)
 
     def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
@@ -38,35 +39,24 @@ class GemmaParser(Reader):
         self._quote = ""
         self._quoted = False
         self._depth = 0
-        self._name: list[str] = []
         self._arguments: list[str] = []
 
     def _between_calls(self) -> bool:
         return self._step == self._read_closing
 
     def _read_opening(self, text: str, at: int) -> int | None:
-        mark = begins(text, at, (CALL,))
-        if mark is None:
-            return None
-        if not mark:
-            self._give_back()
-            return at
-        self._out.hold_back(mark)
-        self._name = []
-        self._step = self._read_name
-        return at + len(mark)
+        mark = self._hold_mark(text, at, (CALL,))
+        if mark:
+            self._begin_name(self._behind_name)
+        return None if mark is None else at + len(mark)
 
-    def _read_name(self, text: str, at: int) -> int | None:
-        after = self._skip(text, at, self._word)
-        self._name.append(text[at:after])
-        if after == len(text):
-            return after
-        if text[after] != "{" or not self._to_name(self._name):
+    def _behind_name(self, text: str, at: int) -> int | None:
+        if text[at] == "{":
+            self._quote, self._quoted, self._depth, self._arguments = "", False, 0, []
+            self._step = self._read_arguments
+        else:
             self._give_back()
-            return after
-        self._quote, self._quoted, self._depth, self._arguments = "", False, 0, []
-        self._step = self._read_arguments
-        return after
+        return at
 
     def _read_arguments(self, text: str, at: int) -> int | None:
         """Read as far as the next quote or bracket. The first quote decides which one the answer has."""
@@ -101,20 +91,6 @@ class GemmaParser(Reader):
         self._out.begin(self._to_name(self._name))
         self._out.arguments(found)
         self._step = self._read_closing
-
-    def _read_closing(self, text: str, at: int) -> int | None:
-        after = self._skip(text, at)
-        if after > at:
-            return after
-        mark = begins(text, at, CLOSE)
-        if mark is None:
-            return None
-        if mark:
-            self._out.drop()
-            self._step = self._content
-            return at + len(mark)
-        self._give_back()
-        return at
 
 
 def _to_json(text: str, quote: str) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Container, Sequence
 
 from shoal.pipelines.chat.tools.call_object import Extent
 from shoal.pipelines.chat.tools.literals import arguments_json
-from shoal.pipelines.chat.tools.reader import MAX_NAME, SEPARATORS, WORD, Reader, begins
+from shoal.pipelines.chat.tools.reader import MAX_NAME, SEPARATORS, WORD, Reader
 from shoal.pipelines.chat.tools.result_collector import DeltaCollector
 from shoal.types import Tool
 
@@ -27,6 +27,7 @@ class PythonicParser(Reader):
     """
 
     _marks = OPEN
+    _closes = CLOSE
     markup = (*OPEN, *CLOSE)
 
     def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
@@ -105,17 +106,3 @@ class PythonicParser(Reader):
                 self._has_call = True
                 self._step = self._next
         return after
-
-    def _read_closing(self, text: str, at: int) -> int | None:
-        after = self._skip(text, at)
-        if after > at:
-            return after
-        mark = begins(text, at, CLOSE)
-        if mark is None:
-            return None
-        if mark:
-            self._out.drop()
-            self._step = self._content
-            return at + len(mark)
-        self._give_back()
-        return at

@@ -49,12 +49,13 @@ class Reader(ABC):
     and an answer of n characters takes time proportional to n however it is split. Steps decide by the text read, never
     by where a fragment ends, so the result does not depend on the fragments either.
 
-    `_marks`: markers that begin a call within content; `_read_opening` reads the text after one. `markup`: all markers
-    of the format. `_tools`: the offered tools by name. `_word`: a run of characters of names, including those of the
-    offered tools.
+    `_marks`: markers that begin a call within content; `_read_opening` reads the text after one. `_closes`: those that
+    may follow a call, for `_read_closing`. `markup`: all markers of the format. `_tools`: the offered tools by name.
+    `_word`: a run of characters of names, including those of the offered tools.
     """
 
     _marks: tuple[str, ...] = ()
+    _closes: tuple[str, ...] = ()
     markup: tuple[str, ...] = ()
 
     def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
@@ -120,6 +121,21 @@ class Reader(ABC):
     def _read_opening(self, text: str, at: int) -> int | None:
         """The step after a marker."""
 
+    def _read_closing(self, text: str, at: int) -> int | None:
+        """The step after a call that a marker may follow; anything else but blanks is content."""
+        after = self._skip(text, at)
+        if after > at:
+            return after
+        mark = begins(text, at, self._closes)
+        if mark is None:
+            return None
+        if mark:
+            self._out.drop()
+            self._step = self._content
+            return at + len(mark)
+        self._give_back()
+        return at
+
     def _between_calls(self) -> bool:
         """Whether the text held back is only separators after a call, to be dropped at the end of the answer."""
         return False
@@ -129,11 +145,14 @@ class Reader(ABC):
         self._out.give_back()
         self._step = self._content
 
-    def _to_name(self, parts: Sequence[str]) -> str:
-        """Return the name that the text read is; "" if it is none. A name with other characters than those of WORD must
-        have been offered."""
-        name = "".join(parts).strip(" ")
-        return name if len(name) <= MAX_NAME and (WORD.fullmatch(name) or name in self._tools) else ""
+    def _hold_mark(self, text: str, at: int, marks: tuple[str, ...]) -> str | None:
+        """As `begins`; a marker is held back, and where there is none, all is content."""
+        mark = begins(text, at, marks)
+        if mark:
+            self._out.hold_back(mark)
+        elif mark is not None:
+            self._give_back()
+        return mark
 
     def _skip(self, text: str, at: int, pattern: re.Pattern[str] = BLANK_RUN) -> int:
         """Skip blanks, or whatever the pattern matches, and hold them back."""
@@ -141,6 +160,35 @@ class Reader(ABC):
         end = match.end() if match else at
         self._out.hold_back(text[at:end])
         return end
+
+
+class NameReader(Reader):
+    """A Reader of formats in which the name of a call stands by itself."""
+
+    def __init__(self, out: DeltaCollector, tools: Sequence[Tool]) -> None:
+        super().__init__(out, tools)
+        self._name: list[str] = []
+        self._behind: Step = self._content
+
+    def _begin_name(self, behind: Step) -> None:
+        """Read a name next, then go on with the step `behind`."""
+        self._name, self._behind, self._step = [], behind, self._read_name
+
+    def _read_name(self, text: str, at: int) -> int | None:
+        after = self._skip(text, at, self._word)
+        self._name.append(text[at:after])
+        if after < len(text):
+            if self._to_name(self._name):
+                self._step = self._behind
+            else:
+                self._give_back()
+        return after
+
+    def _to_name(self, parts: Sequence[str]) -> str:
+        """Return the name that the text read is; "" if it is none. A name with other characters than those of WORD must
+        have been offered."""
+        name = "".join(parts).strip(" ")
+        return name if len(name) <= MAX_NAME and (WORD.fullmatch(name) or name in self._tools) else ""
 
 
 class Call(Protocol):
