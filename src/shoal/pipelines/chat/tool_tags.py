@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.pipelines.chat.required_tools import ANY_OBJECT
 from shoal.pipelines.chat.tools import ParserKind, deepseek, gemma, hermes, mistral, phi4, qwen
+from shoal.pipelines.chat.tools.schema_types import argument_types, json_types, resolve
 from shoal.types import Tool
 
 _BARE_NAME = re.compile(r"[\w.-]+", re.ASCII)
@@ -196,7 +197,7 @@ def _tagged_call(tool: Tool, before: str, after: str) -> dict[str, Any]:
 
 
 def _tagged_value(schema: dict[str, Any], key: str) -> dict[str, Any]:
-    types = qwen.argument_types(schema, key)
+    types = argument_types(schema, key)
     if types and "string" not in types:
         return _value(schema, key, _typed(types))
     return _choice(schema, key, lambda text: text, "null" in types) or _ANY_TEXT
@@ -217,7 +218,7 @@ def _choice(
     schema: dict[str, Any], key: str, write: Callable[[str], str], can_be_null: bool = False
 ) -> dict[str, Any] | None:
     """Return a choice of the texts that an argument may be; None if its schema does not list them."""
-    values = qwen.resolve(schema, schema["properties"][key]).get("enum")
+    values = resolve(schema, schema["properties"][key]).get("enum")
     if not isinstance(values, list):
         return None
     texts = [value for value in values if isinstance(value, str) and value]
@@ -277,7 +278,7 @@ def _or(one: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]
 
 
 def _gemma_value(schema: dict[str, Any], key: str, quote: str) -> dict[str, Any] | None:
-    types = qwen.argument_types(schema, key)
+    types = argument_types(schema, key)
     text = _tag(quote, _ANY_TEXT, quote)
     if types <= {"string", "null"}:
         choice = _choice(schema, key, lambda each: quote + each + quote, "null" in types)
@@ -285,8 +286,8 @@ def _gemma_value(schema: dict[str, Any], key: str, quote: str) -> dict[str, Any]
             return choice or (_or(text, [_constant("null")]) if "null" in types else text)
     if types and types <= _PLAIN:
         return _value(schema, key, _typed(types))
-    items = qwen.resolve(schema, schema["properties"][key]).get("items")
-    inner = qwen.json_types(schema, items) if types == {"array"} else set()
+    items = resolve(schema, schema["properties"][key]).get("items")
+    inner = json_types(schema, items) if types == {"array"} else set()
     if inner == {"string"}:
         return _tag("[", {"type": "tags_with_separator", "tags": [text], "separator": ","}, "]")
     if not inner or not inner <= _PLAIN:
